@@ -1,0 +1,161 @@
+"""The vocabulary shared by the engine's parts: what a request asks for and what comes out. Pure.
+
+The HTTP server turns JSON into these, the engine turns these into tokens. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+
+DEFAULT_LEASE_S: Final = 30.0
+
+
+class FinishReason(Enum):
+    """Why a request ended, in the words of the OpenAI API (the last two never reach a client as 200)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1.0 filter nothing."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Number of alternatives reported for each token; 0 reports the drawn token alone; None reports nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullFrom:
+    """Where a decode worker finds the KV blocks of a prompt that a prefill worker has computed."""
+
+    engine_id: str
+    request_id: str
+    host: str
+    port: int
+    block_ids: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt to continue. `keep_kv` makes this a prefill leg, `pull` a decode leg; neither means mixed."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    keep_kv: bool = False
+    """Pin the prompt's blocks after the end until they are pulled or the lease ends."""
+    pull: PullFrom | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a drawn token and of the most likely alternatives, most likely first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What a prefill leg leaves behind for the decode leg; the server writes it as `kv_transfer_params`."""
+
+    engine_id: str
+    request_id: str
+    host: str
+    port: int
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    cached_tokens: int
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one request after one engine step. The last one carries `finish_reason`."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed here: found in the prefix cache, or (decode leg) pulled."""
+    handoff: Handoff | None = None
+    error: str | None = None
+
+
+Emit = Callable[[Output], None]
+"""Called from the engine's thread, once per step in which the request got tokens or ended; must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One reading of the engine's gauges and counters (counters only rise)."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_used: int
+    blocks_leased: int
+    """Blocks pinned for a pull that has not come yet; included in `blocks_used`."""
+    block_size: int
+    block_bytes: int
+    prompt_tokens_computed: int
+    prompt_tokens_cached: int
+    prompt_tokens_pulled: int
+    generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    kv_bytes_sent: int
+    kv_bytes_received: int
+    kv_transfers: int
+    kv_transfer_failures: int
+    kv_leases_expired: int
+    requests_finished: Mapping[str, int] = field(default_factory=dict)
+    """By FinishReason value."""
+    expert_tokens: tuple[tuple[int, ...], ...] = ()
+    """Tokens routed to [layer][expert] since start."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes of one engine. `kv_cache_bytes` bounds the paged KV cache; the block count follows from it."""
+
+    model: str
+    role: str = "mixed"
+    """prefill, decode or mixed: what it tells others; every role can do everything."""
+    engine_id: str = "engine"
+    block_size: int = 16
+    kv_cache_bytes: int = 256 << 20
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    """None takes the model's own limit."""
+    host: str = "127.0.0.1"
+    side_channel_port: int = 0
+    """TCP port from which KV blocks are pulled; 0 lets the system choose."""
+    kv_lease_s: float = DEFAULT_LEASE_S
+    kv_load_failure_policy: str = "fail"
+    """fail or recompute: what a decode leg does when its pull fails."""
+    prefix_caching: bool = True
+    dtype: str = "float32"
+    threads: int | None = None
