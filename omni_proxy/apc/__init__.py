@@ -1,0 +1,1 @@
+"""Automatic prefix caching: who holds which prefix. Pure."""

@@ -1,0 +1,1 @@
+"""The life of a request: stage table, request state, timeline. Pure."""

@@ -1,0 +1,132 @@
+"""One live request: where it is, what it holds, what has happened to it. Pure.
+
+Only the core changes a request, and its stages only through `move` and `move_prefill`.
+"""
+
+from __future__ import annotations
+
+from omni_proxy.errors import ErrorCode
+from omni_proxy.lifecycle.stages import On, advance
+from omni_proxy.messages import (
+    Lease,
+    Leg,
+    Mark,
+    Mode,
+    Outcome,
+    Placement,
+    RequestRecord,
+    RequestSpec,
+    Stage,
+    Usage,
+)
+
+
+class Request:
+    """The state of a request between `Arrived` and `Close`.
+
+    `stage` is the track that ends the request. In parallel mode `prefill_stage` is the second track, None before the
+    fork and after P has answered.
+    """
+
+    __slots__ = (
+        "attempt",
+        "avoid",
+        "block_keys",
+        "cached_tokens",
+        "completion_tokens",
+        "decode_lease",
+        "first_token_at",
+        "handoff_from",
+        "marks",
+        "mode",
+        "placements",
+        "prefill_done_at",
+        "prefill_lease",
+        "prefill_stage",
+        "prompt_tokens",
+        "retries",
+        "rid",
+        "spec",
+        "stage",
+    )
+
+    def __init__(self, rid: str, spec: RequestSpec, now: float) -> None:
+        self.rid = rid
+        self.spec = spec
+        self.stage = Stage.RECEIVED
+        self.prefill_stage: Stage | None = None
+        self.mode: Mode | None = None
+        self.attempt = 0
+        self.retries = 0
+        self.avoid: frozenset[str] = frozenset()
+        self.prefill_lease: Lease | None = None
+        self.decode_lease: Lease | None = None
+        self.handoff_from: str | None = None
+        """The P whose KV this request may pull; None: no handoff is waiting."""
+        self.prompt_tokens = spec.prompt_tokens
+        self.block_keys: tuple[int, ...] = ()
+        self.cached_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.marks = [Mark(Stage.RECEIVED, now, 0)]
+        self.prefill_done_at: float | None = None
+        self.first_token_at: float | None = None
+        self.placements: list[Placement] = []
+
+    def move(self, on: On, now: float) -> None:
+        """Advance the track that ends the request. Raises IllegalTransition and then changes nothing."""
+        self.stage = stage = advance(self.stage, on)
+        self.marks.append(Mark(stage, now, self.attempt))
+
+    def move_prefill(self, on: On, now: float) -> None:
+        """Advance the prefill track of a parallel request."""
+        assert self.prefill_stage is not None
+        self.prefill_stage = stage = advance(self.prefill_stage, on)
+        self.marks.append(Mark(stage, now, self.attempt))
+
+    def fork(self, now: float) -> None:
+        """Begin the second track: P goes on from its queue, the main track waits for D from here on."""
+        self.prefill_stage = self.stage
+        self.stage = Stage.DECODE_WAITING
+        self.marks.append(Mark(Stage.DECODE_WAITING, now, self.attempt))
+
+    def join(self) -> None:
+        """P has answered; only the decode track is left."""
+        self.prefill_stage = None
+
+    def new_lease(self, worker: str, leg: Leg) -> Lease:
+        """A lease that no earlier message can carry."""
+        self.attempt += 1
+        return Lease(self.rid, self.attempt, worker, leg)
+
+    def learn(self, usage: Usage) -> None:
+        """Take over what workers counted; the first to tell the cached tokens is P, and P's count stands."""
+        if usage.prompt_tokens is not None:
+            self.prompt_tokens = usage.prompt_tokens
+        if usage.completion_tokens is not None:
+            self.completion_tokens = usage.completion_tokens
+        if usage.cached_tokens is not None and self.cached_tokens is None:
+            self.cached_tokens = usage.cached_tokens
+
+    def record(self, outcome: Outcome | None, error: ErrorCode | None, detail: str) -> RequestRecord:
+        """What there is to tell of this request by now."""
+        spec = self.spec
+        return RequestRecord(
+            rid=self.rid,
+            external_id=spec.external_id,
+            model=spec.model,
+            endpoint=spec.endpoint,
+            stream=spec.stream,
+            mode=self.mode,
+            marks=tuple(self.marks),
+            prefill_done_at=self.prefill_done_at,
+            first_token_at=self.first_token_at,
+            outcome=outcome,
+            error=error,
+            detail=detail,
+            placements=tuple(self.placements),
+            attempts=self.attempt,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            tenant=spec.tenant,
+        )

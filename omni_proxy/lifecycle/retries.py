@@ -1,0 +1,67 @@
+"""What follows from a failed leg: try again, where, or give the failure to the client. Pure.
+
+A leg is tried again only where nothing can have been processed, or where the worker said that it is busy; a decode leg
+that died before its first byte may go on elsewhere, because its prompt is computed and nobody has seen an answer.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import assert_never
+
+from msgspec import Struct
+
+from omni_proxy.errors import ErrorCode
+from omni_proxy.messages import Failure, FailureKind, Leg
+
+BUSY = frozenset({429, 503})
+"""Statuses with which an engine says "not now", which is not "dead" and not "your fault"."""
+
+
+class Verdict(Enum):
+    """What to do after a failed leg."""
+
+    FAIL = auto()
+    START_OVER = auto()
+    DECODE_AGAIN = auto()
+    """Another D with the KV parameters that P gave."""
+
+
+class RetryPolicy(Struct, frozen=True):
+    """`max_retries` bounds all attempts of one request together; 0 switches retries off."""
+
+    max_retries: int = 2
+
+    def verdict(self, leg: Leg, failure: Failure, retries: int, handoff_reusable: bool) -> Verdict:
+        """What to do about a failed leg of a request that was retried `retries` times before."""
+        if retries >= self.max_retries or failure.answered and failure.kind is not FailureKind.STATUS:
+            return Verdict.FAIL
+        untouched = failure.kind is FailureKind.CONNECT or failure.status in BUSY
+        if leg is Leg.PREFILL:
+            return Verdict.START_OVER if untouched else Verdict.FAIL
+        if untouched and handoff_reusable:
+            return Verdict.DECODE_AGAIN
+        return Verdict.START_OVER if untouched or failure.kind is FailureKind.CLOSED else Verdict.FAIL
+
+    def blames_worker(self, failure: Failure) -> bool:
+        """Is this failure held against the worker? A client's 4xx and a busy worker are not."""
+        if failure.kind is FailureKind.STATUS:
+            return failure.status is not None and failure.status >= 500 and failure.status not in BUSY
+        return True
+
+
+def error_of(failure: Failure) -> tuple[ErrorCode, str]:
+    """Code and sentence for a client that gets no answer of a worker. Names no address."""
+    match failure.kind:
+        case FailureKind.CONNECT:
+            return ErrorCode.WORKER_UNREACHABLE, "The worker cannot be reached."
+        case FailureKind.CLOSED:
+            return ErrorCode.WORKER_CLOSED, "The worker closed the connection before its answer was complete."
+        case FailureKind.TIMEOUT:
+            return ErrorCode.WORKER_TIMEOUT, f"The worker did not answer in time: {failure.detail}."
+        case FailureKind.STATUS:
+            return ErrorCode.WORKER_ERROR, f"The worker answered with status {failure.status}."
+        case FailureKind.GARBAGE:
+            return ErrorCode.WORKER_GARBAGE, f"The worker's answer is not valid: {failure.detail}."
+        case _:
+            assert_never(failure.kind)

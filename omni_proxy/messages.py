@@ -1,0 +1,360 @@
+"""What the core hears and what it asks for: the closed unions `Event` and `Effect`. Pure.
+
+Events are past tense, effects are imperative. Both are frozen msgspec structs: creation costs a tenth of a frozen
+dataclass, and the same values travel between processes and into event logs without a second definition.
+Nothing here knows HTTP, sockets or token bytes: those stay on the data road.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+from msgspec import Struct
+
+from omni_proxy.errors import ErrorCode
+
+
+class Stage(IntEnum):
+    """The ten stages of a request, in the order of the timeline, the metrics and the access log."""
+
+    RECEIVED = 0
+    TOKENIZING = 1
+    APC_MATCHING = 2
+    PREFILL_WAITING = 3
+    PREFILL_SCHEDULED = 4
+    PREFILL_RUNNING = 5
+    DECODE_WAITING = 6
+    DECODE_SCHEDULED = 7
+    DECODE_RUNNING = 8
+    FINISHED = 9
+
+
+class Outcome(StrEnum):
+    """How a request ended; few values, because it is a metric label."""
+
+    COMPLETED = "completed"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+
+
+class Role(StrEnum):
+    """What a worker may be asked to do."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class Mode(StrEnum):
+    """In which order the legs of a request run (design: the ten stages)."""
+
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+    AGGREGATED = "aggregated"
+
+
+class Leg(StrEnum):
+    """The half of a request that a lease is for. An aggregated request has a decode leg only."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FailureKind(StrEnum):
+    """What went wrong on a leg, as far as the edge can tell."""
+
+    CONNECT = "connect"
+    """No connection, or a reused one that died before any response byte: nothing was processed."""
+    CLOSED = "closed"
+    """The worker closed the connection before its answer was whole."""
+    TIMEOUT = "timeout"
+    STATUS = "status"
+    """A whole answer with an error status."""
+    GARBAGE = "garbage"
+    """An answer that is not HTTP, or not what the protocol promises."""
+
+
+class Lease(Struct, frozen=True):
+    """A grant of one worker's capacity to one attempt of one request. Worker messages carry it back."""
+
+    rid: str
+    attempt: int
+    worker: str
+    leg: Leg
+
+
+class Usage(Struct, frozen=True):
+    """Tokens as the workers counted them. None where a worker did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Failure(Struct, frozen=True):
+    """Why a leg failed. `answered` says that the worker had begun its answer."""
+
+    kind: FailureKind
+    detail: str
+    status: int | None = None
+    answered: bool = False
+
+
+class WorkerSpec(Struct, frozen=True):
+    """One worker as the scheduler sees it. Limits are None where neither config nor worker names one."""
+
+    name: str
+    role: Role
+    models: tuple[str, ...] = ()
+    """Model names it serves; empty means any."""
+    modes: tuple[Mode, ...] = (Mode.SEQUENTIAL, Mode.AGGREGATED)
+    """What its connector can do."""
+    group: str = ""
+    """P hands KV only to D of the same group."""
+    connector: str = ""
+    """P hands KV only to D that speaks the same protocol."""
+    max_seqs: int = 32
+    max_batch_tokens: int = 32_000
+    """Outstanding prompt tokens that a prefill worker may hold."""
+    max_model_len: int | None = None
+    kv_capacity_tokens: int | None = None
+    handoff_reusable: bool = False
+    """Another D may be tried with the same KV parameters after one failed before its first byte."""
+    weight: float = 1.0
+
+
+class RequestSpec(Struct, frozen=True):
+    """What the core needs to know of a request; its body stays at the edge."""
+
+    model: str
+    endpoint: str
+    prompt_tokens: int
+    """An estimate until `Tokenized` brings the true count."""
+    max_tokens: int | None = None
+    stream: bool = False
+    priority: int = 0
+    tokenize: bool = False
+    external_id: str = ""
+    """The client's `x-request-id`, or ours."""
+    tenant: str = ""
+
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+class Arrived(Struct, frozen=True, tag=True):
+    """A valid request has been read whole."""
+
+    rid: str
+    spec: RequestSpec
+
+
+class Tokenized(Struct, frozen=True, tag=True):
+    """The prompt's tokens were counted; None: it cannot be tokenised, go on with the estimate."""
+
+    rid: str
+    prompt_tokens: int | None
+    block_keys: tuple[int, ...] = ()
+
+
+class LegSent(Struct, frozen=True, tag=True):
+    """The whole request of a leg was handed to the worker's connection."""
+
+    lease: Lease
+
+
+class PrefillDone(Struct, frozen=True, tag=True):
+    """P answered. `handoff`: D may take over; `ended`: the answer ended with P's own token."""
+
+    lease: Lease
+    handoff: bool
+    ended: bool = False
+    usage: Usage = Usage()
+
+
+class FirstToken(Struct, frozen=True, tag=True):
+    """The first content token of the answer passed on its way to the client."""
+
+    lease: Lease
+
+
+class DecodeDone(Struct, frozen=True, tag=True):
+    """D's answer was relayed whole."""
+
+    lease: Lease
+    usage: Usage = Usage()
+
+
+class LegFailed(Struct, frozen=True, tag=True):
+    """A leg ended without its result."""
+
+    lease: Lease
+    failure: Failure
+
+
+class Cancelled(Struct, frozen=True, tag=True):
+    """The client left."""
+
+    rid: str
+
+
+class WorkerAdded(Struct, frozen=True, tag=True):
+    """A worker is a member, but nobody has seen it answer yet."""
+
+    worker: WorkerSpec
+
+
+class WorkerUp(Struct, frozen=True, tag=True):
+    """A worker can be used, or its description changed."""
+
+    worker: WorkerSpec
+
+
+class WorkerDown(Struct, frozen=True, tag=True):
+    """A worker cannot be used for now; legs that run on it end by their own failures."""
+
+    name: str
+    reason: str
+
+
+class WorkerDraining(Struct, frozen=True, tag=True):
+    """A worker takes no new work; old work ends."""
+
+    name: str
+
+
+class WorkerRemoved(Struct, frozen=True, tag=True):
+    """A worker is no longer a member."""
+
+    name: str
+
+
+class FrontLost(Struct, frozen=True, tag=True):
+    """The front process that owned these requests died; their clients are gone with it."""
+
+    rid_prefix: str
+
+
+class Tick(Struct, frozen=True, tag=True):
+    """The instant that `next_wakeup` named has come."""
+
+
+Event = (
+    Arrived
+    | Tokenized
+    | LegSent
+    | PrefillDone
+    | FirstToken
+    | DecodeDone
+    | LegFailed
+    | Cancelled
+    | WorkerAdded
+    | WorkerUp
+    | WorkerDown
+    | WorkerDraining
+    | WorkerRemoved
+    | FrontLost
+    | Tick
+)
+
+
+# --------------------------------------------------------------------------------------------- effects
+
+
+class Placement(Struct, frozen=True):
+    """Where a leg goes and why: the candidates with the load on which they were compared, best first."""
+
+    worker: str
+    leg: Leg
+    reason: str
+    candidates: tuple[tuple[str, float], ...] = ()
+
+
+class Mark(Struct, frozen=True, array_like=True):
+    """The instant at which one attempt of a request entered a stage."""
+
+    stage: Stage
+    at: float
+    attempt: int
+
+
+class RequestRecord(Struct, frozen=True):
+    """Everything worth telling of one request: source of timeline, metrics and access log.
+
+    Instants are seconds of the core's clock. `marks` is in order of time; in parallel mode the stages of both legs
+    are in it, and the leg that a stage belongs to follows from its name.
+    """
+
+    rid: str
+    external_id: str
+    model: str
+    endpoint: str
+    stream: bool
+    mode: Mode | None
+    marks: tuple[Mark, ...]
+    prefill_done_at: float | None
+    first_token_at: float | None
+    outcome: Outcome | None
+    error: ErrorCode | None
+    detail: str
+    placements: tuple[Placement, ...]
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    completion_tokens: int | None
+    tenant: str = ""
+
+    @property
+    def arrived_at(self) -> float:
+        return self.marks[0].at
+
+    @property
+    def ended_at(self) -> float | None:
+        last = self.marks[-1]
+        return last.at if last.stage is Stage.FINISHED else None
+
+
+class Tokenize(Struct, frozen=True, tag=True):
+    """Count the prompt's tokens, off the event loop."""
+
+    rid: str
+
+
+class StartPrefill(Struct, frozen=True, tag=True):
+    """Send the P leg. `peer` is D's name where both run together (parallel)."""
+
+    lease: Lease
+    peer: str | None = None
+
+
+class StartDecode(Struct, frozen=True, tag=True):
+    """Send the D leg. `peer` is P's name; None: this worker does both (aggregated)."""
+
+    lease: Lease
+    peer: str | None = None
+
+
+class Abort(Struct, frozen=True, tag=True):
+    """End a leg that is not needed any more; its messages are stale from now on."""
+
+    lease: Lease
+
+
+class Close(Struct, frozen=True, tag=True):
+    """The request has ended; all its leases are home. Sent exactly once for each request.
+
+    `failure` names the worker's answer that the client should see, where one decided the end.
+    """
+
+    rid: str
+    outcome: Outcome
+    record: RequestRecord
+    error: ErrorCode | None = None
+    detail: str = ""
+    failed: Lease | None = None
+    retry_after_s: float | None = None
+
+
+Effect = Tokenize | StartPrefill | StartDecode | Abort | Close

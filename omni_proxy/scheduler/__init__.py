@@ -1,0 +1,1 @@
+"""What runs next and where: queue, placement, ledger, admission. Pure."""

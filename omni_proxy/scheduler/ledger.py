@@ -1,0 +1,202 @@
+"""Who holds how much of which worker: the only place where load is counted. Pure.
+
+Load is what we have granted and not yet taken back, in true tokens: it is known at once, while a worker's own report
+is seconds old. A grant is taken back exactly once, by its lease; taking back twice is a no-op, so that every way out
+of a request may try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from omni_proxy.messages import FailureKind, Lease, Leg, WorkerSpec
+
+
+class WorkerView(Protocol):
+    """What a policy may read of a worker."""
+
+    @property
+    def spec(self) -> WorkerSpec: ...
+    @property
+    def prefill_tokens(self) -> int: ...
+    @property
+    def kv_tokens(self) -> int: ...
+    @property
+    def seqs(self) -> int: ...
+    @property
+    def last_granted(self) -> int: ...
+
+
+class WorkerLoad:
+    """One member: its description, whether it may be used, and what it holds for us."""
+
+    __slots__ = (
+        "draining",
+        "ejected_until",
+        "fail_times",
+        "kv_tokens",
+        "last_granted",
+        "prefill_tokens",
+        "reason",
+        "seqs",
+        "spec",
+        "up",
+    )
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.up = False
+        self.draining = False
+        self.reason = "not seen yet"
+        self.prefill_tokens = 0
+        """Prompt tokens that we wait for it to compute."""
+        self.kv_tokens = 0
+        """Tokens of KV cache that it holds for us: decoding, or kept for a pull."""
+        self.seqs = 0
+        self.last_granted = 0
+        self.fail_times: list[float] = []
+        self.ejected_until = 0.0
+
+    def usable(self, now: float) -> bool:
+        """May it get new work? An ejected worker may not, unless every other is ejected too."""
+        return self.up and not self.draining and now >= self.ejected_until
+
+
+class _Grant:
+    __slots__ = ("kv_tokens", "prefill_tokens", "worker")
+
+    def __init__(self, worker: WorkerLoad, prefill_tokens: int, kv_tokens: int) -> None:
+        self.worker = worker
+        self.prefill_tokens = prefill_tokens
+        self.kv_tokens = kv_tokens
+
+
+class Ledger:
+    """Members, grants and passive health. `max_fails` failures within `fail_timeout_s` eject a worker for that long."""
+
+    def __init__(self, max_fails: int = 1, fail_timeout_s: float = 10.0) -> None:
+        self._workers: dict[str, WorkerLoad] = {}
+        self._grants: dict[Lease, _Grant] = {}
+        self._holds: dict[str, _Grant] = {}
+        self._clock = 0
+        self._max_fails = max_fails
+        self._fail_timeout_s = fail_timeout_s
+
+    # ------------------------------------------------------------------ members
+
+    def add(self, spec: WorkerSpec) -> WorkerLoad:
+        """Add a member that cannot be used yet, or change one's description; what it holds stays counted."""
+        load = self._workers.get(spec.name)
+        if load is None:
+            load = self._workers[spec.name] = WorkerLoad(spec)
+            self._workers = dict(sorted(self._workers.items()))
+        load.spec = spec
+        return load
+
+    def put(self, spec: WorkerSpec) -> WorkerLoad:
+        """Add a member, or bring one back: it may be used from now on."""
+        load = self.add(spec)
+        if not load.up:
+            load.ejected_until = 0.0
+            load.fail_times.clear()
+        load.up, load.draining, load.reason = True, False, ""
+        return load
+
+    def down(self, name: str, reason: str) -> None:
+        if load := self._workers.get(name):
+            load.up, load.reason = False, reason
+
+    def drain(self, name: str) -> None:
+        if load := self._workers.get(name):
+            load.draining, load.reason = True, "draining"
+
+    def remove(self, name: str) -> None:
+        """Forget a member. Its grants keep their counters until they come home, then nobody sees them."""
+        self._workers.pop(name, None)
+
+    def get(self, name: str) -> WorkerLoad | None:
+        return self._workers.get(name)
+
+    def __iter__(self) -> Iterator[WorkerLoad]:
+        """All members in the order of their names."""
+        return iter(self._workers.values())
+
+    # ------------------------------------------------------------------- grants
+
+    def grant(self, lease: Lease, prefill_tokens: int, kv_tokens: int) -> None:
+        """Count a lease against its worker, which must be a member."""
+        assert lease not in self._grants, f"{lease} granted twice"
+        load = self._workers[lease.worker]
+        self._clock += 1
+        load.last_granted = self._clock
+        load.seqs += 1
+        load.prefill_tokens += prefill_tokens
+        load.kv_tokens += kv_tokens
+        self._grants[lease] = _Grant(load, prefill_tokens, kv_tokens)
+
+    def release(self, lease: Lease) -> None:
+        """Take a lease back; a lease that is not out is ignored."""
+        grant = self._grants.pop(lease, None)
+        if grant is not None:
+            load = grant.worker
+            load.seqs -= 1
+            load.prefill_tokens -= grant.prefill_tokens
+            load.kv_tokens -= grant.kv_tokens
+
+    def hold(self, rid: str, worker: str, kv_tokens: int) -> None:
+        """Count KV that a prefill worker keeps for a pull: no compute, but memory."""
+        self.drop_hold(rid)
+        if load := self._workers.get(worker):
+            load.kv_tokens += kv_tokens
+            self._holds[rid] = _Grant(load, 0, kv_tokens)
+
+    def drop_hold(self, rid: str) -> None:
+        """The KV was pulled, or will not be; ignored when nothing is held."""
+        grant = self._holds.pop(rid, None)
+        if grant is not None:
+            grant.worker.kv_tokens -= grant.kv_tokens
+
+    # ----------------------------------------------------------- passive health
+
+    def failed(self, name: str, kind: FailureKind, now: float) -> bool:
+        """Count a failure that is the worker's fault; True when it has just been ejected."""
+        load = self._workers.get(name)
+        if load is None or self._max_fails == 0:
+            return False
+        load.fail_times = [t for t in load.fail_times if t > now - self._fail_timeout_s]
+        load.fail_times.append(now)
+        if len(load.fail_times) < self._max_fails:
+            return False
+        load.ejected_until = now + self._fail_timeout_s
+        load.reason = f"ejected: {kind.value}"
+        return True
+
+    def succeeded(self, name: str) -> None:
+        """An answer came: the worker is trusted again."""
+        load = self._workers.get(name)
+        if load is not None and load.fail_times:
+            load.fail_times.clear()
+            load.ejected_until = 0.0
+            load.reason = ""
+
+    # -------------------------------------------------------------- conservation
+
+    def leases(self) -> Iterable[Lease]:
+        """The leases that are out."""
+        return self._grants.keys()
+
+    def holds(self) -> Iterable[str]:
+        """The requests for which a prefill worker keeps KV."""
+        return self._holds.keys()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every counter equals the sum of the grants behind it."""
+        for load in self._workers.values():
+            grants = [g for g in self._grants.values() if g.worker is load]
+            holds = [g for g in self._holds.values() if g.worker is load]
+            assert load.seqs == len(grants), f"{load.spec.name}: {load.seqs} sequences, {len(grants)} leases"
+            assert load.prefill_tokens == sum(g.prefill_tokens for g in grants), load.spec.name
+            assert load.kv_tokens == sum(g.kv_tokens for g in (*grants, *holds)), load.spec.name
+        for lease in self._grants:
+            assert lease.leg in (Leg.PREFILL, Leg.DECODE)

@@ -1,0 +1,76 @@
+"""Where a leg goes: which workers could take it, and which of them carries the least. Pure.
+
+The policies here are the simplest honest ones: fewest outstanding prompt tokens on P, fewest KV tokens on D. Ties go to
+the worker that was used least recently, so that an idle pool is walked round instead of hammered at its first name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from omni_proxy.messages import Leg, Placement
+from omni_proxy.scheduler.ledger import WorkerLoad, WorkerView
+
+
+class Placer(Protocol):
+    """Compares workers for one leg; lower is better. `reason` names the measure for people."""
+
+    @property
+    def reason(self) -> str: ...
+
+    def load(self, worker: WorkerView) -> float: ...
+
+
+class FewestPrefillTokens:
+    """Prompt tokens that the worker still has to compute for us."""
+
+    reason = "fewest outstanding prompt tokens"
+
+    def load(self, worker: WorkerView) -> float:
+        return worker.prefill_tokens / worker.spec.weight
+
+
+class FewestKvTokens:
+    """KV tokens that the worker holds for us."""
+
+    reason = "fewest KV tokens"
+
+    def load(self, worker: WorkerView) -> float:
+        return worker.kv_tokens / worker.spec.weight
+
+
+def trusted(workers: Sequence[WorkerLoad], avoid: frozenset[str], now: float) -> Sequence[WorkerLoad]:
+    """Without ejected workers and those that failed this request before, as long as others remain."""
+    if not avoid and all(now >= w.ejected_until for w in workers):
+        return workers
+    fresh = [w for w in workers if w.spec.name not in avoid]
+    return [w for w in fresh if now >= w.ejected_until] or fresh or workers
+
+
+def has_prefill_room(worker: WorkerLoad, tokens: int) -> bool:
+    """Room for one more prompt; a prompt larger than the whole allowance goes to an idle worker."""
+    spec = worker.spec
+    if worker.seqs >= spec.max_seqs:
+        return False
+    return worker.prefill_tokens == 0 or worker.prefill_tokens + tokens <= spec.max_batch_tokens
+
+
+def has_decode_room(worker: WorkerLoad, tokens: int) -> bool:
+    """Room for one more sequence of `tokens` KV tokens; an idle worker always has room."""
+    spec = worker.spec
+    if worker.seqs >= spec.max_seqs:
+        return False
+    capacity = spec.kv_capacity_tokens
+    return capacity is None or worker.seqs == 0 or worker.kv_tokens + tokens <= capacity
+
+
+def pick(
+    candidates: Iterable[WorkerLoad], placer: Placer, leg: Leg, tokens: int, room: Callable[[WorkerLoad, int], bool]
+) -> Placement | None:
+    """The candidate with room that carries the least, or None when nobody has room."""
+    scored = [(placer.load(w), w.last_granted, w.spec.name) for w in candidates if room(w, tokens)]
+    if not scored:
+        return None
+    scored.sort()
+    return Placement(scored[0][2], leg, placer.reason, tuple([(name, load) for load, _, name in scored[:4]]))
