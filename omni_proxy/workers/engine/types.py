@@ -13,6 +13,20 @@ from typing import Final
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
 DEFAULT_LEASE_S: Final = 30.0
+DEFAULT_PULL_TIMEOUT_S: Final = 5.0
+
+
+class InvalidRequest(ValueError):
+    """A request that can never be served; `field` names the argument at fault."""
+
+    def __init__(self, field: str, detail: str) -> None:
+        super().__init__(f"{field}: {detail}")
+        self.field = field
+        self.detail = detail
+
+
+class RequestTooLong(InvalidRequest):
+    """A prompt that does not fit the model's context or the KV cache, even when nothing else runs."""
 
 
 class FinishReason(Enum):
@@ -63,6 +77,8 @@ class EngineRequest:
     keep_kv: bool = False
     """Pin the prompt's blocks after the end until they are pulled or the lease ends."""
     pull: PullFrom | None = None
+    cache_salt: str = ""
+    """Prompts share cached blocks only with prompts of the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +165,33 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
-    """None takes the model's own limit."""
+    """None takes the model's own limit, or what the KV cache holds if that is less."""
     host: str = "127.0.0.1"
+    """Where the side channel listens."""
+    advertise_host: str | None = None
+    """The address under which others reach `host`; None: the same."""
     side_channel_port: int = 0
     """TCP port from which KV blocks are pulled; 0 lets the system choose."""
     kv_lease_s: float = DEFAULT_LEASE_S
+    kv_pull_timeout_s: float = DEFAULT_PULL_TIMEOUT_S
+    """Silence from the prefill worker after which a pull has failed."""
     kv_load_failure_policy: str = "fail"
     """fail or recompute: what a decode leg does when its pull fails."""
     prefix_caching: bool = True
     dtype: str = "float32"
     threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is known of an engine once its checkpoint is loaded; none of it changes afterwards."""
+
+    model_type: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    block_size: int
+    num_blocks: int
+    block_bytes: int
+    dtype: str
+    side_channel_port: int

@@ -1,0 +1,100 @@
+"""The engine's own counts, and one reading of everything as `EngineStats`. Pure.
+
+Written by the engine's thread only; a reading from another thread may be one step behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from omni_proxy.workers.engine.blocks import BlockPool
+from omni_proxy.workers.engine.planner import Chunk, Plan, Planner
+from omni_proxy.workers.engine.types import EngineInfo, EngineStats, FinishReason
+
+
+@dataclass(slots=True)
+class Counters:
+    """All of them only rise."""
+
+    prompt_tokens_computed: int = 0
+    prompt_tokens_cached: int = 0
+    prompt_tokens_pulled: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens found in it."""
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {r.value: 0 for r in FinishReason})
+
+    def planned(self, plan: Plan) -> None:
+        """Count what a plan decided. A preempted sequence's second look-up is not one of the prompt."""
+        self.preemptions += len(plan.preempted)
+        for seq in plan.admitted:
+            if seq.admissions == 1:
+                self.prefix_queries += seq.prompt_len
+                self.prefix_hits += seq.cached_tokens
+                self.prompt_tokens_cached += seq.cached_tokens
+
+    def computed(self, chunk: Chunk, drew: bool) -> None:
+        """Count the chunk's prompt tokens, and the token that was drawn after it."""
+        stop = min(chunk.start + chunk.count, chunk.seq.prompt_len)
+        self.prompt_tokens_computed += max(0, stop - chunk.start)
+        self.generation_tokens += drew
+
+    def pulled(self, tokens: int) -> None:
+        """Count the prompt tokens that a pull spared this engine to compute."""
+        self.prompt_tokens_pulled += tokens
+
+    def ended(self, reason: FinishReason) -> None:
+        self.finished[reason.value] += 1
+
+
+class TransferCounts(Protocol):
+    """What the handoff's threads have counted."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def bytes_received(self) -> int: ...
+    @property
+    def completed(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def leases_expired(self) -> int: ...
+
+
+def read_stats(
+    info: EngineInfo,
+    counters: Counters,
+    planner: Planner,
+    pool: BlockPool,
+    transfers: TransferCounts,
+    expert_tokens: tuple[tuple[int, ...], ...],
+) -> EngineStats:
+    """One reading of all gauges and counters."""
+    return EngineStats(
+        running=planner.num_running,
+        waiting=planner.num_waiting,
+        blocks_total=info.num_blocks,
+        blocks_used=pool.num_used,
+        blocks_leased=pool.num_pinned,
+        block_size=info.block_size,
+        block_bytes=info.block_bytes,
+        prompt_tokens_computed=counters.prompt_tokens_computed,
+        prompt_tokens_cached=counters.prompt_tokens_cached,
+        prompt_tokens_pulled=counters.prompt_tokens_pulled,
+        generation_tokens=counters.generation_tokens,
+        prefix_queries=counters.prefix_queries,
+        prefix_hits=counters.prefix_hits,
+        preemptions=counters.preemptions,
+        kv_bytes_sent=transfers.bytes_sent,
+        kv_bytes_received=transfers.bytes_received,
+        kv_transfers=transfers.completed,
+        kv_transfer_failures=transfers.failed,
+        kv_leases_expired=transfers.leases_expired,
+        requests_finished=dict(counters.finished),
+        expert_tokens=expert_tokens,
+    )

@@ -1,0 +1,326 @@
+"""The engine: one thread that takes requests in, plans, runs and hands tokens out.
+
+Everything that changes sequences or blocks happens in that thread; other threads only put commands into its inbox.
+Knows nothing of HTTP, text or JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import torch
+
+from omni_proxy.workers.engine.blocks import BlockPool
+from omni_proxy.workers.engine.checkpoint import load_checkpoint
+from omni_proxy.workers.engine.counters import Counters, read_stats
+from omni_proxy.workers.engine.planner import Chunk, Planner
+from omni_proxy.workers.engine.pull import Pull, PullState
+from omni_proxy.workers.engine.runner import Runner
+from omni_proxy.workers.engine.sampler import Drawn
+from omni_proxy.workers.engine.sequence import Phase, Sequence, finish_reason
+from omni_proxy.workers.engine.sizing import block_bytes, engine_info, kv_layout
+from omni_proxy.workers.engine.transfers import Transfers
+from omni_proxy.workers.engine.types import (
+    Emit,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    Handoff,
+    InvalidRequest,
+    Output,
+)
+from omni_proxy.workers.engine.validate import check_config, check_request
+
+log = logging.getLogger(__name__)
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_STOP_TIMEOUT_S: Final = 10.0
+_RESET_TIMEOUT_S: Final = 30.0
+
+
+class Engine:
+    """One model, one KV cache, one thread. Public methods may be called from any thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the checkpoint and bind the side channel. Raises CheckpointError, ValueError or OSError."""
+        check_config(config)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        checkpoint = load_checkpoint(config.model, _DTYPES[config.dtype])
+        sizes = engine_info(config, checkpoint.config, side_channel_port=0)
+        self.config = config
+        self._runner = Runner(checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len)
+        self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching)
+        self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._transfers = Transfers(
+            config,
+            kv_layout(config, checkpoint),
+            block_bytes(config, checkpoint.config),
+            self._runner.export_bytes,
+            on_lease_ended=lambda rid: self._inbox.put(lambda: self._unpin(rid)),
+            on_pull_ended=lambda pull: self._inbox.put(lambda: self._pull_ended(pull)),
+        )
+        self.info: EngineInfo = engine_info(config, checkpoint.config, self._transfers.server.port)
+        self._counters = Counters()
+        self._emits: dict[str, Emit] = {}
+        """Live requests, from `submit` to their last output. Guarded by the lock when written."""
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Started, and neither stopped nor broken."""
+        return self._thread.is_alive() and not self._stopping
+
+    def start(self) -> None:
+        self._transfers.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every live request as aborted, drop all leases, end the threads. Idempotent."""
+        if not self._thread.is_alive():
+            self._transfers.stop()
+            return
+        self._inbox.put(self._begin_stop)
+        self._thread.join(_STOP_TIMEOUT_S)
+        self._transfers.stop()
+
+    def submit(self, request: EngineRequest, emit: Emit) -> None:
+        """Queue a request. Raises InvalidRequest if it can never be served, RuntimeError once stopped."""
+        check_request(request, self.info)
+        request_id = request.request_id
+        seed = request.sampling.seed
+        seq = Sequence(
+            request, self.info.block_size, secrets.randbits(64) if seed is None else seed
+        )
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("the engine has stopped")
+            if request_id in self._emits or self._transfers.holds(request_id):
+                raise InvalidRequest("request_id", f"{request_id} is in use")
+            self._emits[request_id] = emit
+        self._inbox.put(lambda: self._planner.add(seq))
+
+    def abort(self, request_id: str) -> None:
+        """End a request early, with a last output ABORT; nothing if it has ended."""
+        self._inbox.put(lambda: self._abort(request_id))
+
+    def release(self, request_id: str) -> None:
+        """Free the blocks kept for a pull that will not come; nothing if there are none."""
+        self._inbox.put(lambda: self._release(request_id))
+
+    def stats(self) -> EngineStats:
+        return read_stats(
+            self.info,
+            self._counters,
+            self._planner,
+            self._pool,
+            self._transfers,
+            self._runner.expert_tokens(),
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when any block is in use or the engine does not run."""
+        if not self.alive:
+            return False
+        done: Future[bool] = Future()
+        self._inbox.put(lambda: done.set_result(self._pool.reset_cache()))
+        try:
+            return done.result(_RESET_TIMEOUT_S)
+        except TimeoutError:
+            return False
+
+    # -- the thread
+
+    def _loop(self) -> None:
+        if self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        busy = False
+        while not self._stopping:
+            self._drain(None if not busy else 0.0)
+            if not self._stopping:
+                self._expire_leases()
+                busy = self._step()
+        for seq in self._planner:
+            self._finish(seq, FinishReason.ABORT)
+
+    def _begin_stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+
+    def _drain(self, wait_s: float | None) -> None:
+        """Carry out the inbox's commands; wait for the first if there is nothing else to do."""
+        expiry = self._transfers.next_expiry()
+        if wait_s is None and expiry is not None:
+            wait_s = max(0.0, expiry - time.monotonic())
+        try:
+            command = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
+            while True:
+                self._carry_out(command)
+                command = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _carry_out(self, command: Callable[[], None]) -> None:
+        try:
+            command()
+        except Exception:
+            log.exception("an engine command failed")
+
+    def _step(self) -> bool:
+        """Plan and compute once; whether another step may follow at once."""
+        try:
+            plan = self._planner.plan()
+        except Exception as exc:
+            log.exception("planning failed")
+            for seq in self._planner:
+                self._finish(seq, FinishReason.ERROR, error=_say(exc))
+            return False
+        self._counters.planned(plan)
+        for seq in plan.pulls:
+            self._begin_pull(seq)
+        if plan.chunks:
+            self._compute(plan.chunks)
+        return bool(plan.chunks or plan.admitted or plan.preempted)
+
+    def _compute(self, chunks: tuple[Chunk, ...]) -> None:
+        try:
+            drawn = self._runner.run(chunks)
+        except Exception as exc:
+            log.exception("a step of %d sequences failed", len(chunks))
+            for chunk in chunks:
+                self._finish(chunk.seq, FinishReason.ERROR, error=_say(exc))
+            return
+        for chunk, token in zip(chunks, drawn, strict=True):
+            self._accept(chunk, token)
+
+    def _accept(self, chunk: Chunk, drawn: Drawn | None) -> None:
+        seq = chunk.seq
+        self._counters.computed(chunk, drawn is not None)
+        self._planner.advance(chunk, None if drawn is None else drawn.token_id)
+        if drawn is None:
+            return
+        reason = finish_reason(seq, self.info.eos_token_ids, self.info.max_model_len)
+        if reason is None:
+            self._emit(_output(seq, drawn))
+        else:
+            self._finish(seq, reason, drawn)
+
+    def _finish(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        drawn: Drawn | None = None,
+        error: str | None = None,
+    ) -> None:
+        """The one end of a request: blocks go home or into a lease, and the last output goes out."""
+        keep = reason is FinishReason.LENGTH and seq.request.keep_kv
+        self._planner.remove(seq.request_id, pin_prompt=keep)
+        handoff = self._transfers.offer(seq) if keep else None
+        self._counters.ended(reason)
+        self._emit(_output(seq, drawn, reason, handoff, error))
+
+    def _emit(self, output: Output) -> None:
+        request_id = output.request_id
+        emit = self._emits.get(request_id)
+        if output.finish_reason is not None:
+            with self._lock:
+                self._emits.pop(request_id, None)
+        if emit is None:
+            return
+        try:
+            emit(output)
+        except Exception:
+            log.exception("nobody took the output of %s: it is aborted", request_id)
+            self.abort(request_id)
+
+    # -- commands
+
+    def _abort(self, request_id: str) -> None:
+        seq = self._planner.get(request_id)
+        if seq is None:
+            return
+        if seq.wants_pull:
+            self._transfers.abandon(seq)
+        self._finish(seq, FinishReason.ABORT)
+
+    def _release(self, request_id: str) -> None:
+        if self._transfers.end_lease(request_id):
+            self._unpin(request_id)
+
+    def _unpin(self, request_id: str) -> None:
+        self._pool.unpin(request_id)
+
+    def _expire_leases(self) -> None:
+        for request_id in self._transfers.expire_leases():
+            log.warning("nobody pulled the KV of %s: its lease has expired", request_id)
+            self._unpin(request_id)
+
+    # -- pulls
+
+    def _begin_pull(self, seq: Sequence) -> None:
+        if not self._transfers.begin_pull(seq):
+            self._planner.pull_finished(seq.request_id)
+
+    def _pull_ended(self, pull: Pull) -> None:
+        seq = self._transfers.end_pull(pull)
+        if seq is None:
+            return
+        error = pull.error if pull.state is PullState.FAILED else self._import(seq, pull)
+        if error is None:
+            known = seq.cached_tokens
+            self._planner.pull_finished(seq.request_id)
+            self._counters.pulled(seq.cached_tokens - known)
+        elif self.config.kv_load_failure_policy == "recompute":
+            log.warning("KV pull for %s failed, recomputing: %s", seq.request_id, error)
+            self._planner.pull_failed(seq.request_id)
+        else:
+            self._finish(seq, FinishReason.ERROR, error=f"KV pull failed: {error}")
+
+    def _import(self, seq: Sequence, pull: Pull) -> str | None:
+        """Put pulled bytes into the sequence's blocks; the reason if that fails."""
+        assert seq.phase is Phase.PULLING
+        place = pull.first
+        try:
+            for piece in pull.pieces:
+                count = len(piece) // self.info.block_bytes
+                self._runner.import_blocks(seq.blocks[place : place + count], piece)
+                place += count
+        except Exception as exc:
+            log.exception("importing KV for %s failed", seq.request_id)
+            return _say(exc)
+        return None
+
+
+def _output(
+    seq: Sequence,
+    drawn: Drawn | None,
+    reason: FinishReason | None = None,
+    handoff: Handoff | None = None,
+    error: str | None = None,
+) -> Output:
+    logprob = None if drawn is None else drawn.logprob
+    return Output(
+        seq.request_id,
+        () if drawn is None else (drawn.token_id,),
+        None if logprob is None else (logprob,),
+        reason,
+        seq.cached_tokens,
+        handoff,
+        error,
+    )
+
+
+def _say(exc: BaseException) -> str:
+    return f"{type(exc).__name__}: {exc}"

@@ -1,0 +1,99 @@
+"""Carries a plan out: builds the ragged batch, runs the model, draws the tokens. Owns the KV tensor.
+
+Knows tensors and sequences' state, which it only reads; the planner moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import omni_kernels as ops
+import torch
+
+from omni_proxy.workers.engine.checkpoint import Checkpoint
+from omni_proxy.workers.engine.model import Batch, Qwen3Moe
+from omni_proxy.workers.engine.planner import Chunk
+from omni_proxy.workers.engine.sampler import Draw, Drawn, sample
+
+
+class Runner:
+    """Model and KV cache [layers, 2, blocks + 1, block_size, kv_heads, head_dim] of one engine.
+
+    The extra block takes the keys of rows whose KV is valid already and may be shared: it is written, never read.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, num_blocks: int, block_size: int, max_model_len: int
+    ) -> None:
+        config = checkpoint.config
+        self.model = Qwen3Moe(checkpoint, max_model_len)
+        self._block_size = block_size
+        self._spare_slot = num_blocks * block_size
+        shape = (config.num_layers, 2, num_blocks + 1, block_size)
+        self._kv = torch.zeros(*shape, config.num_kv_heads, config.head_dim, dtype=self.model.dtype)
+        self._eos = config.eos_token_ids
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Chunk]) -> list[Drawn | None]:
+        """Compute the chunks (single tokens first) and draw a token for each that samples."""
+        logits = self.model.forward(self._batch(chunks), self._kv)
+        drawing = [chunk for chunk in chunks if chunk.samples]
+        drawn = iter(sample(logits, [self._draw(c) for c in drawing]) if drawing else [])
+        return [next(drawn) if chunk.samples else None for chunk in chunks]
+
+    @torch.inference_mode()
+    def export_bytes(self, blocks: Sequence[int]) -> memoryview:
+        """A copy of blocks [n, layers, 2, block_size, kv_heads, head_dim]. Safe beside `run` while they are held."""
+        data = ops.kv_gather(self._kv, torch.tensor(blocks))
+        return memoryview(data.flatten().view(torch.uint8).numpy().data)
+
+    def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
+        """Rows routed to [layer][expert] since the start."""
+        return tuple(tuple(row) for row in self.model.expert_tokens.tolist())
+
+    @torch.inference_mode()
+    def import_blocks(self, blocks: Sequence[int], data: bytes | bytearray | memoryview) -> None:
+        """Put bytes of `export_bytes` into blocks of this cache."""
+        rest = (*self._kv.shape[:2], *self._kv.shape[3:])
+        flat = torch.frombuffer(bytearray(data), dtype=self._kv.dtype)
+        ops.kv_scatter(self._kv, torch.tensor(blocks), flat.view(len(blocks), *rest))
+
+    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        for chunk in chunks:
+            stop = chunk.start + chunk.count
+            tokens += chunk.seq.tokens[chunk.start : stop]
+            positions += range(chunk.start, stop)
+            slots += self._slots(chunk)
+            if chunk.samples:
+                logit_rows.append(len(tokens) - 1)
+        attention = ops.attention_batch(
+            [chunk.count for chunk in chunks],
+            [chunk.start + chunk.count for chunk in chunks],
+            [chunk.seq.blocks for chunk in chunks],
+            self._block_size,
+            self.model.dtype,
+        )
+        return Batch(
+            torch.tensor(tokens),
+            torch.tensor(positions),
+            torch.tensor(slots),
+            attention,
+            torch.tensor(logit_rows, dtype=torch.int64),
+        )
+
+    def _slots(self, chunk: Chunk) -> list[int]:
+        seq, size = chunk.seq, self._block_size
+        return [
+            seq.blocks[p // size] * size + p % size if p >= seq.kv_len else self._spare_slot
+            for p in range(chunk.start, chunk.start + chunk.count)
+        ]
+
+    def _draw(self, chunk: Chunk) -> Draw:
+        seq, sampling = chunk.seq, chunk.seq.request.sampling
+        early = seq.num_generated < sampling.min_tokens
+        forbidden = sampling.stop_token_ids | self._eos if early else frozenset[int]()
+        return Draw(sampling, seq.seed, seq.num_generated, forbidden)

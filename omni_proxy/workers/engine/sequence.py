@@ -1,0 +1,123 @@
+"""One request inside the engine: its tokens, its blocks and how far its KV is valid. Pure.
+
+```
+tokens   | prompt ............ | generated ... |
+         0        kv_len                 len(tokens)
+KV       | valid  | to be computed, at least one |
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from enum import Enum
+
+from omni_proxy.workers.engine.blocks import Key, chain_key, root_key
+from omni_proxy.workers.engine.types import EngineRequest, FinishReason
+
+
+class Phase(Enum):
+    """Where a sequence is. A preempted one is WAITING again."""
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    """Holds blocks into which another worker's KV is being copied."""
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """State of one request. The planner moves it; nobody else writes to it."""
+
+    __slots__ = (
+        "_keys",
+        "admissions",
+        "admitted",
+        "arrival",
+        "block_size",
+        "blocks",
+        "cached_tokens",
+        "kv_len",
+        "phase",
+        "prompt_len",
+        "published",
+        "pulled",
+        "request",
+        "seed",
+        "tokens",
+    )
+
+    def __init__(self, request: EngineRequest, block_size: int, seed: int = 0) -> None:
+        self.request = request
+        self.block_size = block_size
+        self.seed = seed
+        """Of this request's draws: the client's seed, or one that the engine chose."""
+        self.tokens = list(request.prompt_token_ids)
+        self.prompt_len = len(self.tokens)
+        self.phase = Phase.WAITING
+        self.arrival = 0
+        self.admitted = 0
+        """Place of the last admission among all sequences' admissions."""
+        self.admissions = 0
+        """How often it was admitted: more than once after a preemption."""
+        self.blocks: list[int] = []
+        self.kv_len = 0
+        self.published = 0
+        """Leading blocks that were offered to the prefix cache."""
+        self.pulled = False
+        """The pull has ended, well or not: it is not tried again."""
+        self.cached_tokens = 0
+        """Prompt tokens that the first admission found in the cache, or that were pulled."""
+        self._keys: list[Key] = []
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def start(self) -> int:
+        """First token to compute. The last token is always computed, as its logits are wanted."""
+        return min(self.kv_len, len(self.tokens) - 1)
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute before the next one can be drawn; 1 when decoding."""
+        return len(self.tokens) - self.start
+
+    @property
+    def wants_pull(self) -> bool:
+        return self.request.pull is not None and not self.pulled
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def keys(self, tokens: int) -> Seq[Key]:
+        """Keys of the blocks that the first `tokens` tokens fill."""
+        count = tokens // self.block_size
+        while len(self._keys) < count:
+            parent = self._keys[-1] if self._keys else root_key(self.request.cache_salt)
+            first = len(self._keys) * self.block_size
+            self._keys.append(chain_key(parent, self.tokens[first : first + self.block_size]))
+        return self._keys[:count]
+
+    def prompt_digest(self, tokens: int) -> str:
+        """Names the first `tokens` prompt tokens and the salt: equal exactly when their KV is."""
+        full = self.keys(tokens)
+        parent = full[-1] if full else root_key(self.request.cache_salt)
+        return chain_key(parent, self.tokens[len(full) * self.block_size : tokens]).hex()
+
+
+def finish_reason(
+    seq: Sequence, eos_token_ids: frozenset[int], max_model_len: int
+) -> FinishReason | None:
+    """Whether the last drawn token ends the sequence. A stop before `min_tokens` cannot be drawn."""
+    sampling, last = seq.request.sampling, seq.tokens[-1]
+    if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
+        return FinishReason.STOP
+    if seq.num_generated >= sampling.max_tokens or len(seq.tokens) >= max_model_len:
+        return FinishReason.LENGTH
+    return None
