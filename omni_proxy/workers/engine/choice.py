@@ -1,0 +1,102 @@
+"""One continuation: how the engine's tokens become text, and where stop strings end it. Pure.
+
+Knows nothing of the engine's thread, of HTTP or of JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omni_proxy.workers.engine.text import Detokenizer, StopStrings
+from omni_proxy.workers.engine.types import EngineRequest, FinishReason, Handoff, Output, TokenLogprob
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one output adds to one choice, after stop strings have cut it."""
+
+    index: int
+    text: str = ""
+    offset: int = 0
+    """Characters of this choice before `text`."""
+    total_tokens: int = 0
+    """Tokens of this choice up to and with these."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One continuation: how its tokens become text and how far it has come."""
+
+    index: int
+    request: EngineRequest
+    detokenizer: Detokenizer
+    stops: StopStrings
+    include_stop: bool = False
+    last_at: float | None = None
+    """When its last tokens came, in seconds of the event loop's clock; for the metrics."""
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    shown_chars: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    handoff: Handoff | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text so far."""
+        return "".join(self.texts)
+
+    def feed(self, output: Output) -> Delta:
+        """Take one output of the engine; a stop string may end the choice before the engine does."""
+        delta = Delta(self.index, error=output.error)
+        shown = [self._token(output, at, delta) for at in range(len(output.token_ids))]
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        if output.finish_reason is not None and self.stops.matched is None:
+            shown.append(self._end(output))
+        delta.text = "".join(shown)
+        if self.stops.matched is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP.value, self.stops.matched
+        delta.finish_reason, delta.stop_reason = self.finish_reason, self.stop_reason
+        delta.offset, delta.total_tokens = self.shown_chars, len(self.token_ids)
+        self.shown_chars += len(delta.text)
+        self.texts.append(delta.text)
+        return delta
+
+    def _token(self, output: Output, at: int, delta: Delta) -> str:
+        if self.stops.matched is not None:
+            return ""
+        token = output.token_ids[at]
+        self.token_ids.append(token)
+        delta.token_ids.append(token)
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs[at])
+            delta.logprobs.append(output.logprobs[at])
+        if self._ends_here(output, at) and not self.include_stop:
+            return ""
+        text = self.detokenizer.push(token)
+        early = len(self.token_ids) < self.request.sampling.min_tokens
+        return text if early else self.stops.feed(text)
+
+    def _ends_here(self, output: Output, at: int) -> bool:
+        """Whether this token is a `stop_token_ids` entry that ended the choice; its text is not part of the answer."""
+        last = at == len(output.token_ids) - 1
+        stopped = output.finish_reason is FinishReason.STOP
+        return last and stopped and output.token_ids[at] in self.request.sampling.stop_token_ids
+
+    def _end(self, output: Output) -> str:
+        assert output.finish_reason is not None
+        self.finish_reason = output.finish_reason.value
+        text = self.stops.feed(self.detokenizer.finish())
+        if self.stops.matched is None:
+            text += self.stops.flush()
+            self.handoff = output.handoff
+            if self.token_ids and self._ends_here(output, len(output.token_ids) - 1):
+                self.stop_reason = self.token_ids[-1]
+        return text
