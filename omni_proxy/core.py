@@ -8,7 +8,7 @@ same call: whoever carries the effects out may fail or be cancelled and can lose
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec import Struct
 
@@ -25,6 +25,7 @@ from omni_proxy.messages import (
     DecodeDone,
     Effect,
     Event,
+    Failure,
     FirstToken,
     FrontLost,
     Lease,
@@ -50,9 +51,11 @@ from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 from omni_proxy.scheduler.placement import Placer
 from omni_proxy.scheduler.planner import Planner
-from omni_proxy.scheduler.pools import Pools
+from omni_proxy.scheduler.pools import Pools, serves
 from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.registry import DECODE_PLACERS, PREFILL_PLACERS
+
+_WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
 
 
 class CoreSettings(Struct, frozen=True):
@@ -76,7 +79,7 @@ class Core:
 
     def __init__(self, settings: CoreSettings, index: PrefixIndex | None = None) -> None:
         self._settings = settings
-        self._index = index or NoIndex()
+        self._index = NoIndex() if index is None else index
         self._ledger = Ledger(settings.max_fails, settings.fail_timeout_s)
         self._pools = Pools(self._ledger, settings.schedule_mode)
         prefill: Placer = PREFILL_PLACERS[settings.prefill_placer]()
@@ -84,6 +87,7 @@ class Core:
         self._planner = Planner(self._ledger, self._pools, prefill, decode)
         self._requests: dict[str, Request] = {}
         self._effects: list[Effect] = []
+        self._now = 0.0
 
     # --------------------------------------------------------------------- ways in
 
@@ -91,6 +95,7 @@ class Core:
         """Take one event into account; return what is to be done, in order. `now`: seconds, monotonic."""
         effects: list[Effect] = []
         self._effects = effects
+        self._now = now
         match event:
             case Arrived():
                 self._arrived(event, now)
@@ -111,8 +116,7 @@ class Core:
             case WorkerAdded() | WorkerUp() | WorkerDown() | WorkerDraining() | WorkerRemoved():
                 self._members_changed(event, now)
             case FrontLost(prefix):
-                for rid in [r for r in self._requests if r.startswith(prefix)]:
-                    self._cancelled(rid, now)
+                self._front_lost(prefix, now)
             case Tick():
                 self._tick(now)
             case _:
@@ -121,8 +125,12 @@ class Core:
 
     def next_wakeup(self) -> float | None:
         """The instant at which the core wants a `Tick`, or None."""
-        deadlines = [d for q in self._queues() if (d := q.next_deadline()) is not None]
-        return min(deadlines, default=None)
+        prefill, decode = self._queues()
+        if not prefill and not decode:
+            return None
+        # A worker that is trusted again may take what waits, and no other event would say so.
+        instants = (prefill.next_deadline(), decode.next_deadline(), self._ledger.next_return(self._now))
+        return min((at for at in instants if at is not None), default=None)
 
     # ------------------------------------------------------------------- questions
 
@@ -151,7 +159,7 @@ class Core:
         assert set(self._ledger.holds()) <= kept, "KV held for a request that will not pull it"
         for request in self._requests.values():
             queued = [q for q in self._queues() if request.rid in q]
-            waits = request.stage in (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
+            waits = request.stage in _WAITING
             assert len(queued) == int(waits), f"{request.rid} in {request.stage.name}: in {len(queued)} queues"
         assert sum(len(q) for q in self._queues()) <= len(self._requests)
 
@@ -186,23 +194,31 @@ class Core:
     def _admit(self, request: Request, now: float) -> None:
         if self._settings.prefix_aware and request.block_keys:
             request.move(On.MATCH, now)
-        self._enqueue(request, now, first=False)
+        self._enqueue(request, now)
         self._plan(now)
+        if request.stage in _WAITING:
+            refusal = self._settings.admission.refuse_wait(request, self._queues())
+            if refusal is not None:
+                self._refuse(request, refusal, now)
 
-    def _enqueue(self, request: Request, now: float, first: bool) -> None:
+    def _enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
+        """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
         pool = self._pools.of(request.spec.model)
-        ready = pool is not None and pool.ready
-        patience = self._settings.queue_timeout_s if ready else self._settings.no_worker_timeout_s
+        if deadline is None:
+            ready = pool is not None and pool.ready
+            deadline = now + (self._settings.queue_timeout_s if ready else self._settings.no_worker_timeout_s)
         if pool is not None and pool.mode is Mode.AGGREGATED:
-            request.move(On.ENQUEUE_DECODE, now)
-            self._planner.decode_queue.push(request, now + patience, first)
+            request.move(On.DECODE_RETRIED if retry else On.ENQUEUE_DECODE, now)
+            self._planner.wait_for_decode(request, deadline, retry)
         else:
-            request.move(On.ENQUEUE_PREFILL, now)
-            self._planner.prefill_queue.push(request, now + patience, first)
+            request.move(On.RETRIED if retry else On.ENQUEUE_PREFILL, now)
+            self._planner.wait_for_prefill(request, deadline, retry)
 
     # --------------------------------------------------------------- grants and legs
 
     def _plan(self, now: float) -> None:
+        if not self._planner.prefill_queue and not self._planner.decode_queue:
+            return
         for request in self._planner.plan(now):
             if request.stage is Stage.DECODE_WAITING:
                 request.move(On.GRANTED, now)
@@ -220,7 +236,8 @@ class Core:
 
     def _start_pair(self, request: Request, now: float) -> None:
         prefill, decode = request.prefill_lease, request.decode_lease
-        assert prefill is not None and decode is not None
+        assert prefill is not None
+        assert decode is not None
         request.fork(now)
         request.move_prefill(On.GRANTED, now)
         request.move(On.GRANTED, now)
@@ -236,19 +253,25 @@ class Core:
 
     def _leg_sent(self, lease: Lease, now: float) -> None:
         request = self._current(lease)
-        if request is None:
-            return
-        if lease is not request.decode_lease and lease != request.decode_lease and request.prefill_stage is not None:
-            request.move_prefill(On.SENT, now)
-        else:
+        if request is not None:
+            self._runs(request, lease, now)
+
+    def _runs(self, request: Request, lease: Lease, now: float) -> None:
+        """A leg is running; an answer says so too, where it overtook `LegSent` or there was none."""
+        if request.prefill_stage is not None and lease == request.prefill_lease:
+            if request.prefill_stage is Stage.PREFILL_SCHEDULED:
+                request.move_prefill(On.SENT, now)
+        elif request.stage in (Stage.PREFILL_SCHEDULED, Stage.DECODE_SCHEDULED):
             request.move(On.SENT, now)
 
     def _prefill_done(self, event: PrefillDone, now: float) -> None:
         request = self._current(event.lease)
         if request is None or event.lease != request.prefill_lease:
             return
+        self._runs(request, event.lease, now)
+        worker = self._ledger.holder(event.lease)
+        self._ledger.succeeded(worker)
         self._ledger.release(event.lease)
-        self._ledger.succeeded(event.lease.worker)
         request.prefill_lease = None
         request.prefill_done_at = now
         request.learn(event.usage)
@@ -259,6 +282,8 @@ class Core:
             self._close(request, On.COMPLETED, now)
         elif not event.handoff:
             self._fail(request, ErrorCode.HANDOFF_MISSED, "The prefill worker gave no KV parameters.", now)
+        elif not self._ledger.is_member(worker):
+            self._start_over(request, now)
         else:
             self._await_decode(request, event.lease.worker, now)
         self._plan(now)
@@ -267,19 +292,23 @@ class Core:
         request.handoff_from = prefill
         self._ledger.hold(request.rid, prefill, request.prompt_tokens)
         request.move(On.PREFILL_DONE, now)
-        self._planner.decode_queue.push(request, now + self._settings.queue_timeout_s)
+        self._planner.wait_for_decode(request, now + self._settings.queue_timeout_s)
 
     def _first_token(self, lease: Lease, now: float) -> None:
         request = self._current(lease)
-        if request is not None and request.first_token_at is None:
-            request.first_token_at = now
-            self._ledger.drop_hold(request.rid)
+        if request is None or lease != request.decode_lease or request.first_token_at is not None:
+            return
+        request.first_token_at = now
+        self._ledger.prefilled(lease)
+        self._ledger.drop_hold(request.rid)
+        self._plan(now)
 
     def _decode_done(self, event: DecodeDone, now: float) -> None:
         request = self._current(event.lease)
         if request is None or event.lease != request.decode_lease:
             return
-        self._ledger.succeeded(event.lease.worker)
+        self._runs(request, event.lease, now)
+        self._ledger.succeeded(self._ledger.holder(event.lease))
         request.learn(event.usage)
         request.decode_lease = None
         self._ledger.release(event.lease)
@@ -293,20 +322,24 @@ class Core:
         if request is None:
             return
         lease, failure = event.lease, event.failure
+        worker = self._ledger.holder(lease)
         if self._settings.retries.blames_worker(failure):
-            self._ledger.failed(lease.worker, failure.kind, now)
-        parked = request.handoff_from
+            self._ledger.failed(worker, failure.kind, now)
+        verdict = self._verdict(request, lease, failure, worker)
         self._drop_leases(request, keep=lease)
-        pool = self._pools.of(request.spec.model)
-        peer = self._ledger.get(lease.worker)
-        reusable = parked is not None and peer is not None and peer.spec.handoff_reusable
-        verdict = self._settings.retries.verdict(lease.leg, failure, request.retries, reusable)
-        if verdict is Verdict.FAIL or pool is None:
+        if verdict is Verdict.FAIL or self._pools.of(request.spec.model) is None:
             code, detail = error_of(failure)
             self._close(request, On.FAILED, now, code, detail, lease)
         else:
-            self._retry(request, lease, parked if verdict is Verdict.DECODE_AGAIN else None, now)
+            self._retry(request, lease, verdict, now)
         self._plan(now)
+
+    def _verdict(self, request: Request, lease: Lease, failure: Failure, worker: WorkerLoad) -> Verdict:
+        if request.first_token_at is not None:
+            return Verdict.FAIL  # the client has seen a part of this answer
+        reusable = request.handoff_from is not None and worker.spec.handoff_reusable
+        prefilled = request.prefill_done_at is not None
+        return self._settings.retries.verdict(lease.leg, failure, request.retries, prefilled, reusable)
 
     def _drop_leases(self, request: Request, keep: Lease | None) -> None:
         """Take all leases of a request home and abort its legs, except the one that has ended by itself."""
@@ -317,22 +350,20 @@ class Core:
         request.prefill_lease = request.decode_lease = None
         request.prefill_stage = None
 
-    def _retry(self, request: Request, lease: Lease, parked: str | None, now: float) -> None:
+    def _retry(self, request: Request, lease: Lease, verdict: Verdict, now: float) -> None:
         request.retries += 1
         request.avoid = request.avoid | {lease.worker}
-        if parked is not None:
+        if verdict is Verdict.DECODE_AGAIN:
             request.move(On.DECODE_RETRIED, now)
-            self._planner.decode_queue.push(request, now + self._settings.queue_timeout_s, first=True)
-            return
-        request.handoff_from = None
-        self._ledger.drop_hold(request.rid)
-        pool = self._pools.of(request.spec.model)
-        if pool is not None and pool.mode is Mode.AGGREGATED:
-            request.move(On.DECODE_RETRIED, now)
-            self._planner.decode_queue.push(request, now + self._settings.queue_timeout_s, first=True)
+            self._planner.wait_for_decode(request, now + self._settings.queue_timeout_s, first=True)
         else:
-            request.move(On.RETRIED, now)
-            self._planner.prefill_queue.push(request, now + self._settings.queue_timeout_s, first=True)
+            self._start_over(request, now)
+
+    def _start_over(self, request: Request, now: float) -> None:
+        """Line up again from the beginning, in front; the KV of earlier attempts is given up."""
+        self._ledger.drop_hold(request.rid)
+        request.start_over()
+        self._enqueue(request, now, retry=True)
 
     # ------------------------------------------------------------------ other events
 
@@ -341,6 +372,11 @@ class Core:
         if request is not None:
             self._close(request, On.CANCELLED, now, ErrorCode.CLIENT_GONE, "The client left.")
             self._plan(now)
+
+    def _front_lost(self, prefix: str, now: float) -> None:
+        for request in [r for rid, r in self._requests.items() if rid.startswith(prefix)]:
+            self._close(request, On.CANCELLED, now, ErrorCode.CLIENT_GONE, "The front process of this client died.")
+        self._plan(now)
 
     def _members_changed(self, event: Event, now: float) -> None:
         match event:
@@ -357,7 +393,26 @@ class Core:
             case _:
                 raise AssertionError(event)
         self._pools.changed()
+        if isinstance(event, WorkerRemoved):
+            self._forget_handoffs(event.name)
+        self._realign(now)
         self._plan(now)
+
+    def _forget_handoffs(self, name: str) -> None:
+        """What a removed P had ready is gone, also when its name comes back."""
+        for request in self._requests.values():
+            if request.handoff_from == name:
+                self._ledger.drop_hold(request.rid)
+                request.handoff_from = None
+
+    def _realign(self, now: float) -> None:
+        """Let waiting requests change lines where theirs leads nowhere any more, because a member changed."""
+        for request in self._planner.strayed():
+            deadline = self._planner.leave(request)
+            if request.prefill_done_at is None:
+                self._enqueue(request, now, deadline=deadline)
+            else:
+                self._start_over(request, now)
 
     def _tick(self, now: float) -> None:
         for queue in self._queues():
@@ -392,9 +447,10 @@ class Core:
         retry_after_s: float | None = None,
     ) -> None:
         """The only end of a request: every lease home, every queue left, one `Close`."""
+        waited = request.stage in _WAITING
         request.move(on, now)
-        for queue in self._queues():
-            queue.remove(request)
+        if waited:
+            self._planner.leave(request)
         self._drop_leases(request, keep=failed)
         self._ledger.drop_hold(request.rid)
         del self._requests[request.rid]
@@ -412,5 +468,5 @@ def _live_leases(request: Request) -> list[Lease]:
 
 def _what_is_missing(model: str, ledger: Ledger) -> str:
     """One sentence on why a model cannot be served; worker names only, no addresses."""
-    down = [f"{w.spec.name} ({w.reason or 'draining'})" for w in ledger if not w.up or w.draining]
+    down = [f"{w.spec.name} ({w.reason})" for w in ledger if serves(w, model) and (not w.up or w.draining)]
     return f"No worker can serve {model!r} now" + (f"; not usable: {', '.join(down)}." if down else ".")

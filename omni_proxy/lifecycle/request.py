@@ -93,6 +93,13 @@ class Request:
         """P has answered; only the decode track is left."""
         self.prefill_stage = None
 
+    def start_over(self) -> None:
+        """Forget what earlier attempts computed and counted; the next one serves the request from its beginning."""
+        self.handoff_from = None
+        self.prefill_done_at = None
+        self.cached_tokens = None
+        self.completion_tokens = None
+
     def new_lease(self, worker: str, leg: Leg) -> Lease:
         """A lease that no earlier message can carry."""
         self.attempt += 1

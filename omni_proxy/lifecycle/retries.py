@@ -32,16 +32,22 @@ class RetryPolicy(Struct, frozen=True):
 
     max_retries: int = 2
 
-    def verdict(self, leg: Leg, failure: Failure, retries: int, handoff_reusable: bool) -> Verdict:
-        """What to do about a failed leg of a request that was retried `retries` times before."""
-        if retries >= self.max_retries or failure.answered and failure.kind is not FailureKind.STATUS:
+    def verdict(
+        self, leg: Leg, failure: Failure, retries: int, prefilled: bool, handoff_reusable: bool = False
+    ) -> Verdict:
+        """What to do about a failed leg of a request that was retried `retries` times before.
+
+        `prefilled`: a P had done its part, so that this leg only had to go on from there.
+        """
+        if retries >= self.max_retries or (failure.answered and failure.kind is not FailureKind.STATUS):
             return Verdict.FAIL
         untouched = failure.kind is FailureKind.CONNECT or failure.status in BUSY
         if leg is Leg.PREFILL:
             return Verdict.START_OVER if untouched else Verdict.FAIL
         if untouched and handoff_reusable:
             return Verdict.DECODE_AGAIN
-        return Verdict.START_OVER if untouched or failure.kind is FailureKind.CLOSED else Verdict.FAIL
+        retry = untouched or (prefilled and failure.kind is FailureKind.CLOSED)
+        return Verdict.START_OVER if retry else Verdict.FAIL
 
     def blames_worker(self, failure: Failure) -> bool:
         """Is this failure held against the worker? A client's 4xx and a busy worker are not."""

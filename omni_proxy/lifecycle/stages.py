@@ -50,32 +50,27 @@ _QUEUES: Final[Mapping[On, Stage]] = {
     On.ENQUEUE_PREFILL: Stage.PREFILL_WAITING,
     On.ENQUEUE_DECODE: Stage.DECODE_WAITING,
 }
+_RETRIES: Final[Mapping[On, Stage]] = {
+    On.RETRIED: Stage.PREFILL_WAITING,
+    On.DECODE_RETRIED: Stage.DECODE_WAITING,
+}
 
 TRANSITIONS: Final[Mapping[Stage, Mapping[On, Stage]]] = {
     Stage.RECEIVED: {On.TOKENIZE: Stage.TOKENIZING, On.MATCH: Stage.APC_MATCHING, **_QUEUES, **_REFUSABLE},
     Stage.TOKENIZING: {On.MATCH: Stage.APC_MATCHING, **_QUEUES, **_REFUSABLE},
     Stage.APC_MATCHING: {**_QUEUES, **_REFUSABLE},
-    Stage.PREFILL_WAITING: {On.GRANTED: Stage.PREFILL_SCHEDULED, **_REFUSABLE},
-    Stage.PREFILL_SCHEDULED: {On.SENT: Stage.PREFILL_RUNNING, On.RETRIED: Stage.PREFILL_WAITING, **_EXITS},
+    # A waiting request may change queues: the members, and with them the mode, may change under it.
+    Stage.PREFILL_WAITING: {On.GRANTED: Stage.PREFILL_SCHEDULED, **_QUEUES, **_REFUSABLE},
+    Stage.PREFILL_SCHEDULED: {On.SENT: Stage.PREFILL_RUNNING, **_RETRIES, **_EXITS},
     Stage.PREFILL_RUNNING: {
         On.PREFILL_DONE: Stage.DECODE_WAITING,
-        On.RETRIED: Stage.PREFILL_WAITING,
         On.COMPLETED: Stage.FINISHED,
+        **_RETRIES,
         **_EXITS,
     },
-    Stage.DECODE_WAITING: {On.GRANTED: Stage.DECODE_SCHEDULED, **_REFUSABLE},
-    Stage.DECODE_SCHEDULED: {
-        On.SENT: Stage.DECODE_RUNNING,
-        On.RETRIED: Stage.PREFILL_WAITING,
-        On.DECODE_RETRIED: Stage.DECODE_WAITING,
-        **_EXITS,
-    },
-    Stage.DECODE_RUNNING: {
-        On.COMPLETED: Stage.FINISHED,
-        On.RETRIED: Stage.PREFILL_WAITING,
-        On.DECODE_RETRIED: Stage.DECODE_WAITING,
-        **_EXITS,
-    },
+    Stage.DECODE_WAITING: {On.GRANTED: Stage.DECODE_SCHEDULED, **_QUEUES, **_RETRIES, **_REFUSABLE},
+    Stage.DECODE_SCHEDULED: {On.SENT: Stage.DECODE_RUNNING, **_RETRIES, **_EXITS},
+    Stage.DECODE_RUNNING: {On.COMPLETED: Stage.FINISHED, **_RETRIES, **_EXITS},
     Stage.FINISHED: {},
 }
 

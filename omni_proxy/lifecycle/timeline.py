@@ -8,11 +8,11 @@ from omni_proxy.messages import Leg, Mode, RequestRecord, Stage
 def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
     """(stage, begin, end) of every visit, in order of begin; `now` ends the visits that are still open.
 
-    A visit lasts until the next mark of its own track. In parallel mode the marks of two tracks interleave, so a visit
-    ends at the next mark of the same leg, and P's last visit where P answered:
+    A visit lasts until the next mark of its own track. In parallel mode the marks of two tracks interleave between the
+    grant and the end or the retry, which are marks of both; P's last visit ends where P answered:
 
-        P  PREFILL_WAITING ─ SCHEDULED ─ RUNNING ─────┤ prefill_done_at
-        D  DECODE_WAITING ── SCHEDULED ─ RUNNING ───────────────┤ FINISHED
+        P  PREFILL_WAITING ─┬─ PREFILL_SCHEDULED ─ PREFILL_RUNNING ─┤ prefill_done_at
+        D                   └─ DECODE_SCHEDULED ── DECODE_RUNNING ──────────┤ FINISHED, or PREFILL_WAITING again
     """
     open_end = record.ended_at if record.ended_at is not None else now
     spans: list[tuple[Stage, float, float]] = []
@@ -37,14 +37,16 @@ def _end_of_visit(record: RequestRecord, index: int) -> float | None:
     track = _track(mark.stage)
     if record.mode is not Mode.PARALLEL or track is None:
         return later[0].at if later else None
-    if mark.stage is Stage.PREFILL_RUNNING and record.prefill_done_at is not None:
-        return record.prefill_done_at
-    return next((m.at for m in later if _track(m.stage) in (track, None)), None)
+    follows = next((m.at for m in later if _track(m.stage) in (track, None)), None)
+    done_at = record.prefill_done_at
+    if mark.stage is Stage.PREFILL_RUNNING and done_at is not None:
+        return done_at if follows is None else min(done_at, follows)
+    return follows
 
 
 def _track(stage: Stage) -> Leg | None:
     """The leg whose track a stage belongs to; None for the stages that both share."""
-    if Stage.PREFILL_WAITING <= stage <= Stage.PREFILL_RUNNING:
+    if Stage.PREFILL_SCHEDULED <= stage <= Stage.PREFILL_RUNNING:
         return Leg.PREFILL
     if Stage.DECODE_WAITING <= stage <= Stage.DECODE_RUNNING:
         return Leg.DECODE

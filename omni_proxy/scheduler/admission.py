@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from msgspec import Struct
 
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
+from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
 
@@ -19,15 +21,30 @@ class Admission(Struct, frozen=True):
     max_waiting_tokens: int = 16_000_000
 
     def refuse_arrival(self, request: Request, pools: Pools, queues: Iterable[WaitingQueue]) -> Refusal | None:
-        """The reason why a request may not come in, or None."""
-        if pools.of(request.spec.model) is None:
-            return Refusal(ErrorCode.MODEL_NOT_FOUND, f"The model {request.spec.model!r} does not exist.")
-        waiting = sum(len(q) for q in queues)
+        """The reason why a request may not come in, or None.
+
+        The bounds count here only for a request that could not start at once anyway, because others of its model
+        wait: it need not be tokenised to be refused.
+        """
+        model = request.spec.model
+        if pools.of(model) is None:
+            return Refusal(ErrorCode.MODEL_NOT_FOUND, f"The model {model!r} does not exist.")
+        queues = tuple(queues)
+        if all(q.head((model,)) is None for q in queues):
+            return None
+        return self._refuse(sum(len(q) for q in queues), sum(q.tokens for q in queues), request.prompt_tokens)
+
+    def refuse_wait(self, request: Request, queues: Iterable[WaitingQueue]) -> Refusal | None:
+        """The reason why a request that has just lined up, and found no room, may not stay; or None."""
+        queues = tuple(queues)
+        others = sum(len(q) for q in queues) - 1
+        return self._refuse(others, sum(q.tokens for q in queues) - request.prompt_tokens, request.prompt_tokens)
+
+    def _refuse(self, waiting: int, waiting_tokens: int, prompt_tokens: int) -> Refusal | None:
         if waiting >= self.max_waiting_requests:
             return Refusal(ErrorCode.QUEUE_FULL, f"{waiting} requests are waiting already.", 1.0)
-        tokens = sum(q.tokens for q in queues)
-        if waiting and tokens + request.prompt_tokens > self.max_waiting_tokens:
-            return Refusal(ErrorCode.QUEUE_FULL, f"{tokens} prompt tokens are waiting already.", 1.0)
+        if waiting and waiting_tokens + prompt_tokens > self.max_waiting_tokens:
+            return Refusal(ErrorCode.QUEUE_FULL, f"{waiting_tokens} prompt tokens are waiting already.", 1.0)
         return None
 
     def refuse_length(self, request: Request, pools: Pools) -> Refusal | None:
@@ -35,9 +52,14 @@ class Admission(Struct, frozen=True):
         pool = pools.of(request.spec.model)
         if pool is None or not pool.decode:
             return None
-        limits = [w.spec.max_model_len for w in (*pool.prefill, *pool.decode)]
-        longest = None if None in limits else max(limit for limit in limits if limit is not None)
-        if longest is None or request.prompt_tokens < longest:
+        longest = min(_longest(pool.prefill), _longest(pool.decode))
+        tokens = request.prompt_tokens
+        if tokens < longest:
             return None
-        detail = f"The prompt has {request.prompt_tokens} tokens; the model's context is {longest}, one of them for the answer."
+        detail = f"The prompt has {tokens} tokens; the model's context is {longest:.0f}, one of them for the answer."
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, detail)
+
+
+def _longest(workers: Iterable[WorkerLoad]) -> float:
+    """The longest context on one side; infinite where somebody does not say, or where nobody is needed."""
+    return max((inf if w.spec.max_model_len is None else w.spec.max_model_len for w in workers), default=inf)

@@ -8,9 +8,13 @@ of a request may try.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from math import inf
+from typing import Final, Protocol
 
 from omni_proxy.messages import FailureKind, Lease, Leg, WorkerSpec
+
+LEAST_WEIGHT: Final = 1e-6
+"""Discovery may bring any number; loads are divided by it."""
 
 
 class WorkerView(Protocol):
@@ -18,6 +22,8 @@ class WorkerView(Protocol):
 
     @property
     def spec(self) -> WorkerSpec: ...
+    @property
+    def weight(self) -> float: ...
     @property
     def prefill_tokens(self) -> int: ...
     @property
@@ -42,10 +48,11 @@ class WorkerLoad:
         "seqs",
         "spec",
         "up",
+        "weight",
     )
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
+        self.describe(spec)
         self.up = False
         self.draining = False
         self.reason = "not seen yet"
@@ -57,6 +64,11 @@ class WorkerLoad:
         self.last_granted = 0
         self.fail_times: list[float] = []
         self.ejected_until = 0.0
+
+    def describe(self, spec: WorkerSpec) -> None:
+        """Take over a description. A weight that is no positive number counts as the least."""
+        self.spec = spec
+        self.weight = spec.weight if LEAST_WEIGHT <= spec.weight < inf else LEAST_WEIGHT
 
     def usable(self, now: float) -> bool:
         """May it get new work? An ejected worker may not, unless every other is ejected too."""
@@ -80,6 +92,8 @@ class Ledger:
         self._grants: dict[Lease, _Grant] = {}
         self._holds: dict[str, _Grant] = {}
         self._clock = 0
+        self.trusted_from = 0.0
+        """From this instant on no worker is ejected."""
         self._max_fails = max_fails
         self._fail_timeout_s = fail_timeout_s
 
@@ -91,7 +105,7 @@ class Ledger:
         if load is None:
             load = self._workers[spec.name] = WorkerLoad(spec)
             self._workers = dict(sorted(self._workers.items()))
-        load.spec = spec
+        load.describe(spec)
         return load
 
     def put(self, spec: WorkerSpec) -> WorkerLoad:
@@ -118,6 +132,10 @@ class Ledger:
     def get(self, name: str) -> WorkerLoad | None:
         return self._workers.get(name)
 
+    def is_member(self, load: WorkerLoad) -> bool:
+        """False for one that was removed, even when its name has come back."""
+        return self._workers.get(load.spec.name) is load
+
     def __iter__(self) -> Iterator[WorkerLoad]:
         """All members in the order of their names."""
         return iter(self._workers.values())
@@ -134,6 +152,16 @@ class Ledger:
         load.prefill_tokens += prefill_tokens
         load.kv_tokens += kv_tokens
         self._grants[lease] = _Grant(load, prefill_tokens, kv_tokens)
+
+    def holder(self, lease: Lease) -> WorkerLoad:
+        """The worker against which a lease that is out is counted; it may have been removed since."""
+        return self._grants[lease].worker
+
+    def prefilled(self, lease: Lease) -> None:
+        """The prompt of a lease is computed: what remains is its sequence and its KV."""
+        grant = self._grants[lease]
+        grant.worker.prefill_tokens -= grant.prefill_tokens
+        grant.prefill_tokens = 0
 
     def release(self, lease: Lease) -> None:
         """Take a lease back; a lease that is not out is ignored."""
@@ -159,26 +187,33 @@ class Ledger:
 
     # ----------------------------------------------------------- passive health
 
-    def failed(self, name: str, kind: FailureKind, now: float) -> bool:
+    def failed(self, load: WorkerLoad, kind: FailureKind, now: float) -> bool:
         """Count a failure that is the worker's fault; True when it has just been ejected."""
-        load = self._workers.get(name)
-        if load is None or self._max_fails == 0:
+        if self._max_fails == 0:
             return False
         load.fail_times = [t for t in load.fail_times if t > now - self._fail_timeout_s]
         load.fail_times.append(now)
         if len(load.fail_times) < self._max_fails:
             return False
         load.ejected_until = now + self._fail_timeout_s
-        load.reason = f"ejected: {kind.value}"
+        self.trusted_from = max(self.trusted_from, load.ejected_until)
+        if load.up and not load.draining:
+            load.reason = f"ejected: {kind.value}"
         return True
 
-    def succeeded(self, name: str) -> None:
+    def succeeded(self, load: WorkerLoad) -> None:
         """An answer came: the worker is trusted again."""
-        load = self._workers.get(name)
-        if load is not None and load.fail_times:
+        if load.fail_times:
             load.fail_times.clear()
             load.ejected_until = 0.0
-            load.reason = ""
+            if load.up and not load.draining:
+                load.reason = ""
+
+    def next_return(self, now: float) -> float | None:
+        """The next instant at which an ejected worker is trusted again, or None."""
+        if now >= self.trusted_from:
+            return None
+        return min((w.ejected_until for w in self._workers.values() if w.ejected_until > now), default=None)
 
     # -------------------------------------------------------------- conservation
 

@@ -28,7 +28,7 @@ class FewestPrefillTokens:
     reason = "fewest outstanding prompt tokens"
 
     def load(self, worker: WorkerView) -> float:
-        return worker.prefill_tokens / worker.spec.weight
+        return worker.prefill_tokens / worker.weight
 
 
 class FewestKvTokens:
@@ -37,7 +37,7 @@ class FewestKvTokens:
     reason = "fewest KV tokens"
 
     def load(self, worker: WorkerView) -> float:
-        return worker.kv_tokens / worker.spec.weight
+        return worker.kv_tokens / worker.weight
 
 
 def trusted(workers: Sequence[WorkerLoad], avoid: frozenset[str], now: float) -> Sequence[WorkerLoad]:
@@ -46,6 +46,20 @@ def trusted(workers: Sequence[WorkerLoad], avoid: frozenset[str], now: float) ->
         return workers
     fresh = [w for w in workers if w.spec.name not in avoid]
     return [w for w in fresh if now >= w.ejected_until] or fresh or workers
+
+
+def fitting(workers: Sequence[WorkerLoad], tokens: int) -> Sequence[WorkerLoad]:
+    """Without those whose context is too short for a prompt; all of them when it is too short everywhere.
+
+    In that case the worker says so itself, which is better than to wait for nobody.
+    """
+    for worker in workers:
+        limit = worker.spec.max_model_len
+        if limit is not None and tokens >= limit:
+            break
+    else:
+        return workers
+    return [w for w in workers if w.spec.max_model_len is None or tokens < w.spec.max_model_len] or workers
 
 
 def has_prefill_room(worker: WorkerLoad, tokens: int) -> bool:

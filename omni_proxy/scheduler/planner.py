@@ -5,13 +5,13 @@ It decides and books in one step, so that the next decision of the same walk see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import Lease, Leg, Mode, Placement
-from omni_proxy.scheduler.ledger import Ledger
-from omni_proxy.scheduler.placement import Placer, has_decode_room, has_prefill_room, pick, trusted
-from omni_proxy.scheduler.pools import Pool, Pools
+from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.placement import Placer, fitting, has_decode_room, has_prefill_room, pick, trusted
+from omni_proxy.scheduler.pools import Pool, Pools, domain_of
 from omni_proxy.scheduler.queue import WaitingQueue
 
 _Place = Callable[[Request, float], bool]
@@ -31,8 +31,47 @@ class Planner:
         self._prefill_placer = prefill_placer
         self._decode_placer = decode_placer
 
+    def wait_for_prefill(self, request: Request, deadline: float, first: bool = False) -> None:
+        """Line up for P, in parallel mode for P and D."""
+        self.prefill_queue.push(request, (request.spec.model,), deadline, first)
+
+    def wait_for_decode(self, request: Request, deadline: float, first: bool = False) -> None:
+        """Line up for D, behind those only whose KV can be pulled by the same workers."""
+        line: tuple[str, ...] = (request.spec.model,)
+        if request.handoff_from is not None and (peer := self.ledger.get(request.handoff_from)) is not None:
+            line += domain_of(peer.spec)
+        self.decode_queue.push(request, line, deadline, first)
+
+    def leave(self, request: Request) -> float:
+        """Take a waiting request out of its line; returns the instant at which its wait would have been over."""
+        queue = self.prefill_queue if request.rid in self.prefill_queue else self.decode_queue
+        deadline = queue.deadline(request)
+        queue.remove(request)
+        return deadline
+
+    def strayed(self) -> list[Request]:
+        """Those whose line leads nowhere since a member changed: the mode is another, or their KV is gone."""
+        strayed = [r for r in self.prefill_queue.requests() if self._is_aggregated(r)]
+        for request in self.decode_queue.requests():
+            prefilled = request.prefill_done_at is not None
+            if not (self._can_be_pulled(request) if prefilled else self._is_aggregated(request)):
+                strayed.append(request)
+        return strayed
+
+    def _is_aggregated(self, request: Request) -> bool:
+        pool = self.pools.of(request.spec.model)
+        return pool is not None and pool.mode is Mode.AGGREGATED
+
+    def _can_be_pulled(self, request: Request) -> bool:
+        """P is there, and so is somebody to pull, if not now then later; or there is nothing better to do."""
+        peer = None if request.handoff_from is None else self.ledger.get(request.handoff_from)
+        pool = self.pools.of(request.spec.model)
+        if peer is None:
+            return False
+        return pool is None or not pool.ready or domain_of(peer.spec) in pool.receivers
+
     def plan(self, now: float) -> Iterator[Request]:
-        """Grant leases to waiting requests, in order, until the first of each model that finds no room.
+        """Grant leases to waiting requests, in order, until the first of each line that finds no room.
 
         Yields each request after its leases are booked. Requests whose prefill is done go before new ones: their KV
         occupies a prefill worker until they are placed.
@@ -41,50 +80,71 @@ class Planner:
         yield from self._serve(self.prefill_queue, self.place_prefill, now)
 
     def _serve(self, queue: WaitingQueue, place: _Place, now: float) -> Iterator[Request]:
-        for model in queue.models():
-            while (request := queue.head(model)) is not None and place(request, now):
+        for request in queue.fronts():
+            if place(request, now):
                 queue.remove(request)
                 yield request
 
     def place_prefill(self, request: Request, now: float) -> bool:
         """Grant the P leg, in parallel mode both legs; False when somebody has no room."""
         pool = self.pools.of(request.spec.model)
-        if pool is None or not pool.ready or pool.mode is Mode.AGGREGATED:
+        if pool is None or pool.mode is Mode.AGGREGATED:
             return False
-        tokens = request.prompt_tokens
-        candidates = trusted(pool.prefill, request.avoid, now)
-        prefill = pick(candidates, self._prefill_placer, Leg.PREFILL, tokens, has_prefill_room)
+        able = self._candidates(pool.prefill, request, now)
+        if pool.mode is Mode.PARALLEL:
+            return self._place_pair(request, pool, able, now)
+        prefill = pick(able, self._prefill_placer, Leg.PREFILL, request.prompt_tokens, has_prefill_room)
         if prefill is None:
             return False
-        if pool.mode is Mode.PARALLEL:
-            decode = self._pick_decode(request, pool, prefill.worker, now)
-            if decode is None:
-                return False
-            request.decode_lease = self._grant(request, decode, 0, _kv_tokens(request))
         request.mode = pool.mode
-        request.prefill_lease = self._grant(request, prefill, tokens, tokens)
+        request.prefill_lease = self._grant(request, prefill, request.prompt_tokens, request.prompt_tokens)
         return True
+
+    def _place_pair(self, request: Request, pool: Pool, able: Sequence[WorkerLoad], now: float) -> bool:
+        """Grant both legs or none: the least loaded P one of whose partners has room, and that partner."""
+        tokens = request.prompt_tokens
+        while (prefill := pick(able, self._prefill_placer, Leg.PREFILL, tokens, has_prefill_room)) is not None:
+            domain = next(domain_of(w.spec) for w in able if w.spec.name == prefill.worker)
+            decode = self._pick_decode(request, pool.partners.get(domain, ()), now)
+            if decode is not None:
+                request.mode = pool.mode
+                request.prefill_lease = self._grant(request, prefill, tokens, tokens)
+                request.decode_lease = self._grant(request, decode, 0, _kv_tokens(request))
+                return True
+            able = [w for w in able if domain_of(w.spec) != domain]
+        return False
 
     def place_decode(self, request: Request, now: float) -> bool:
         """Grant the D leg of a prefilled request, or the only leg of an aggregated one."""
         pool = self.pools.of(request.spec.model)
-        if pool is None or not pool.decode:
+        if pool is None:
             return False
-        placement = self._pick_decode(request, pool, request.handoff_from, now)
+        placement = self._pick_decode(request, self._answering(request, pool), now)
         if placement is None:
             return False
+        prefill_tokens = 0
         if request.handoff_from is None:
             request.mode = Mode.AGGREGATED
-        prefill_tokens = request.prompt_tokens if request.handoff_from is None else 0
+            prefill_tokens = request.prompt_tokens
         request.decode_lease = self._grant(request, placement, prefill_tokens, _kv_tokens(request))
         return True
 
-    def _pick_decode(self, request: Request, pool: Pool, prefill: str | None, now: float) -> Placement | None:
-        able = pool.decode
-        if prefill is not None and (peer := self.ledger.get(prefill)) is not None:
-            able = tuple(pool.decode_for(peer.spec))
-        candidates = trusted(able, request.avoid, now)
-        return pick(candidates, self._decode_placer, Leg.DECODE, _kv_tokens(request), has_decode_room)
+    def _answering(self, request: Request, pool: Pool) -> Sequence[WorkerLoad]:
+        """Those that can make the answer: from P's KV where it waits for them, else on their own."""
+        if request.handoff_from is None:
+            return pool.decode if pool.mode is Mode.AGGREGATED else ()
+        peer = self.ledger.get(request.handoff_from)
+        return () if peer is None else pool.receivers.get(domain_of(peer.spec), ())
+
+    def _pick_decode(self, request: Request, able: Sequence[WorkerLoad], now: float) -> Placement | None:
+        able = self._candidates(able, request, now)
+        return pick(able, self._decode_placer, Leg.DECODE, _kv_tokens(request), has_decode_room)
+
+    def _candidates(self, workers: Sequence[WorkerLoad], request: Request, now: float) -> Sequence[WorkerLoad]:
+        workers = fitting(workers, request.prompt_tokens)
+        if not request.avoid and now >= self.ledger.trusted_from:
+            return workers
+        return trusted(workers, request.avoid, now)
 
     def _grant(self, request: Request, placement: Placement, prefill_tokens: int, kv_tokens: int) -> Lease:
         lease = request.new_lease(placement.worker, placement.leg)

@@ -5,11 +5,16 @@ The answer changes with membership only, so it is worked out once for each model
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from omni_proxy.messages import Mode, Role, WorkerSpec
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+
+Domain = tuple[str, str]
+"""Group and connector: KV moves only within one."""
+
+Receivers = Mapping[Domain, tuple[WorkerLoad, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,24 +23,28 @@ class Pool:
 
     mode: Mode
     prefill: tuple[WorkerLoad, ...]
+    """P workers with a partner."""
     decode: tuple[WorkerLoad, ...]
-    """Where answers are made: D workers, or those that do both in aggregated mode."""
-
-    def decode_for(self, prefill: WorkerSpec) -> list[WorkerLoad]:
-        """The D workers that can receive KV from this P."""
-        return [w for w in self.decode if _can_hand_over(prefill, w.spec)]
+    """Where answers are made: D workers with a partner, or those that do both in aggregated mode."""
+    partners: Receivers
+    """The D workers of `decode` by domain."""
+    receivers: Receivers
+    """The D workers that can pull KV which a P has ready, whatever the mode is by now and whether or not a P of the
+    domain can still be used. A domain without any member is absent; one whose members cannot be used now is empty."""
 
     @property
     def ready(self) -> bool:
         """Can a request be served from end to end?"""
-        return bool(self.decode) and (self.mode is Mode.AGGREGATED or bool(self.prefill))
+        return bool(self.decode)
 
 
-def _can_hand_over(prefill: WorkerSpec, decode: WorkerSpec) -> bool:
-    return prefill.group == decode.group and prefill.connector == decode.connector
+def domain_of(spec: WorkerSpec) -> Domain:
+    """Where a worker can hand KV to, or take it from."""
+    return spec.group, spec.connector
 
 
-def _serves(worker: WorkerLoad, model: str) -> bool:
+def serves(worker: WorkerLoad, model: str) -> bool:
+    """Does this worker serve the model, when it can be used?"""
     return not worker.spec.models or model in worker.spec.models
 
 
@@ -44,7 +53,7 @@ class Pools:
 
     def __init__(self, ledger: Ledger, schedule_mode: Mode | None) -> None:
         self._ledger = ledger
-        self._schedule_mode = schedule_mode
+        self._modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED) if schedule_mode is None else (schedule_mode,)
         self._pools: dict[str, Pool | None] = {}
 
     def changed(self) -> None:
@@ -53,12 +62,15 @@ class Pools:
 
     def of(self, model: str) -> Pool | None:
         """The pool of a model; None when no member serves it, up or not."""
-        if model not in self._pools:
-            # Unknown models come from clients: a bound keeps them from filling memory.
-            if len(self._pools) > 1000:
-                self._pools.clear()
-            self._pools[model] = self._build(model)
-        return self._pools[model]
+        try:
+            return self._pools[model]
+        except KeyError:
+            pass
+        # Unknown models come from clients: a bound keeps them from filling memory.
+        if len(self._pools) > 1000:
+            self._pools.clear()
+        pool = self._pools[model] = self._build(model)
+        return pool
 
     def any_ready(self) -> bool:
         """Is there a model that can be served from end to end?"""
@@ -66,38 +78,52 @@ class Pools:
         return any(pool is not None and pool.ready for pool in map(self.of, models))
 
     def _build(self, model: str) -> Pool | None:
-        members = [w for w in self._ledger if _serves(w, model)]
+        """The first mode that can serve now; when none can, the first that could if its members came back."""
+        members = [w for w in self._ledger if serves(w, model)]
         if not members:
             return None
-        for mode in self._modes():
-            prefill, decode = _able(members, mode, Role.PREFILL), _able(members, mode, Role.DECODE)
-            if mode is Mode.AGGREGATED:
-                decode = _able(members, mode, Role.MIXED)
-                if decode or self._schedule_mode is mode:
-                    return Pool(mode, (), _usable(decode or _able(members, mode, None)))
-            elif pairs := _paired(prefill, decode):
-                return Pool(mode, *map(_usable, pairs))
-        return Pool(Mode.SEQUENTIAL, (), ())
+        receivers = _by_domain(_able(members, Mode.SEQUENTIAL, Role.DECODE), empty=True)
+        mode = self._choose(_usable(members))
+        if mode is None:
+            mode = self._choose(members)
+            return Pool(mode or self._modes[0], (), (), {}, receivers)
+        prefill, decode = self._sides(_usable(members), mode)
+        return Pool(mode, prefill, decode, _by_domain(decode), receivers)
 
-    def _modes(self) -> tuple[Mode, ...]:
-        if self._schedule_mode is not None:
-            return (self._schedule_mode,)
-        return (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
+    def _choose(self, workers: Iterable[WorkerLoad]) -> Mode | None:
+        workers = tuple(workers)
+        return next((mode for mode in self._modes if self._sides(workers, mode)[1]), None)
+
+    def _sides(
+        self, workers: Iterable[WorkerLoad], mode: Mode
+    ) -> tuple[tuple[WorkerLoad, ...], tuple[WorkerLoad, ...]]:
+        """Those who can work together in a mode; both sides empty when nobody can."""
+        workers = tuple(workers)
+        if mode is Mode.AGGREGATED:
+            mixed = _able(workers, mode, Role.MIXED)
+            # Where the operator asks for aggregated mode by name, every worker that can do it will do.
+            return (), mixed or (_able(workers, mode, None) if self._modes == (mode,) else ())
+        prefill, decode = _able(workers, mode, Role.PREFILL), _able(workers, mode, Role.DECODE)
+        sending, receiving = {domain_of(w.spec) for w in prefill}, {domain_of(w.spec) for w in decode}
+        return _within(prefill, receiving), _within(decode, sending)
 
 
-def _able(members: Iterable[WorkerLoad], mode: Mode, role: Role | None) -> list[WorkerLoad]:
-    return [w for w in members if mode in w.spec.modes and role in (None, w.spec.role)]
+def _able(workers: Iterable[WorkerLoad], mode: Mode, role: Role | None) -> tuple[WorkerLoad, ...]:
+    return tuple(w for w in workers if mode in w.spec.modes and role in (None, w.spec.role))
 
 
 def _usable(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
     return tuple(w for w in workers if w.up and not w.draining)
 
 
-def _paired(prefill: list[WorkerLoad], decode: list[WorkerLoad]) -> tuple[list[WorkerLoad], list[WorkerLoad]] | None:
-    """Those P and D that have a partner among the usable, or, when none has, among the members."""
-    for ps, ds in ((_usable(prefill), _usable(decode)), (prefill, decode)):
-        paired_p = [p for p in ps if any(_can_hand_over(p.spec, d.spec) for d in ds)]
-        paired_d = [d for d in ds if any(_can_hand_over(p.spec, d.spec) for p in ps)]
-        if paired_p:
-            return paired_p, paired_d
-    return None
+def _within(workers: Iterable[WorkerLoad], domains: set[Domain]) -> tuple[WorkerLoad, ...]:
+    return tuple(w for w in workers if domain_of(w.spec) in domains)
+
+
+def _by_domain(workers: Iterable[WorkerLoad], empty: bool = False) -> Receivers:
+    """Workers by domain; with `empty`, only the usable ones, under the domains of all."""
+    found: dict[Domain, tuple[WorkerLoad, ...]] = {}
+    for worker in workers:
+        domain = domain_of(worker.spec)
+        found[domain] = found.get(domain, ()) + (_usable([worker]) if empty else (worker,))
+    return found

@@ -1,80 +1,113 @@
-"""Requests that wait for a worker, first come first served within a model. Pure.
+"""Requests that wait for a worker, first come first served within a line. Pure.
 
-Orders other than arrival plug in here: `heads` decides who is looked at first, nothing else knows the order.
+A line is the unit of blocking: those in it want the same workers, so when its first finds no room, nobody behind it is
+looked at, while other lines go on. Orders other than arrival plug in here; nothing else knows the order.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from omni_proxy.lifecycle.request import Request
 
+Line = tuple[str, ...]
+"""Whom a request waits for: the model, and after its prefill also those that can receive from its P."""
+
+
+class _Wait(NamedTuple):
+    turn: int
+    """Position among all lines; unique, below zero for those that go first."""
+    line: Line
+    tokens: int
+    deadline: float
+
 
 class WaitingQueue:
-    """One queue for each model, with its totals in requests and tokens, and the deadline of each wait."""
+    """Lines with their totals in requests and tokens, and the deadline of each wait."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, dict[str, Request]] = {}
+        # An OrderedDict takes from and puts to its front at the same cost, however long the line is.
+        self._lines: dict[Line, OrderedDict[str, Request]] = {}
+        self._waits: dict[str, _Wait] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._serial = 0
-        self._entries: dict[str, tuple[int, int]] = {}
-        """rid -> (serial of this wait, tokens it was counted with)"""
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waits)
 
     def __contains__(self, rid: str) -> bool:
-        return rid in self._entries
+        return rid in self._waits
 
-    def push(self, request: Request, deadline: float, first: bool = False) -> None:
+    def push(self, request: Request, line: Line, deadline: float, first: bool = False) -> None:
         """Line up; `first` puts a request that had its turn before (a retry) in front of all others."""
-        assert request.rid not in self._entries
-        line = self._lines.setdefault(request.spec.model, {})
-        if first:
-            rest = dict(line)
-            line.clear()
-            line[request.rid] = request
-            line.update(rest)
-        else:
-            line[request.rid] = request
+        rid = request.rid
+        assert rid not in self._waits, f"{rid} waits already"
         self._serial += 1
-        self._entries[request.rid] = (self._serial, request.prompt_tokens)
-        heapq.heappush(self._deadlines, (deadline, self._serial, request.rid))
-        self.tokens += request.prompt_tokens
+        waits = self._lines.get(line)
+        if waits is None:
+            waits = self._lines[line] = OrderedDict()
+        waits[rid] = request
+        if first:
+            waits.move_to_end(rid, last=False)
+        wait = _Wait(-self._serial if first else self._serial, line, request.prompt_tokens, deadline)
+        self._waits[rid] = wait
+        heapq.heappush(self._deadlines, (deadline, wait.turn, rid))
+        self.tokens += wait.tokens
 
     def remove(self, request: Request) -> bool:
         """Leave the line; False when the request was not in it."""
-        entry = self._entries.pop(request.rid, None)
-        if entry is None:
+        wait = self._waits.pop(request.rid, None)
+        if wait is None:
             return False
-        line = self._lines[request.spec.model]
-        del line[request.rid]
-        if not line:
-            del self._lines[request.spec.model]
-        self.tokens -= entry[1]
+        waits = self._lines[wait.line]
+        del waits[request.rid]
+        if not waits:
+            del self._lines[wait.line]
+        if not self._waits:
+            self._deadlines.clear()
+        self.tokens -= wait.tokens
         return True
 
-    def models(self) -> list[str]:
-        """Models for which somebody waits, in order of name."""
-        return sorted(self._lines)
+    def requests(self) -> list[Request]:
+        """Everyone who waits, each line in its order (a snapshot)."""
+        return [request for waits in self._lines.values() for request in waits.values()]
 
-    def heads(self, model: str) -> Iterator[Request]:
-        """The waiting requests of a model in the order in which they should be served (a snapshot of the line)."""
-        return iter(tuple(self._lines.get(model, {}).values()))
+    def fronts(self) -> Iterator[Request]:
+        """The first of each line, longest waiting first.
 
-    def head(self, model: str) -> Request | None:
-        """The request whose turn is next."""
-        line = self._lines.get(model)
-        return next(iter(line.values())) if line else None
+        When the caller removes the request that it was given, the next of that line gets its turn; otherwise the line
+        is left. Longest waiting first keeps one model from starving another that shares its workers.
+        """
+        turns = [(self._waits[next(iter(waits))].turn, line) for line, waits in self._lines.items()]
+        heapq.heapify(turns)
+        while turns:
+            turn, line = heapq.heappop(turns)
+            request = self.head(line)
+            assert request is not None
+            yield request
+            following = self.head(line)
+            if following is not None and (next_turn := self._waits[following.rid].turn) != turn:
+                heapq.heappush(turns, (next_turn, line))
+
+    def head(self, line: Line) -> Request | None:
+        """The request of a line whose turn is next."""
+        waits = self._lines.get(line)
+        return next(iter(waits.values())) if waits else None
+
+    def deadline(self, request: Request) -> float:
+        """The instant at which a request's wait is over."""
+        return self._waits[request.rid].deadline
 
     def next_deadline(self) -> float | None:
         """The first instant at which a wait is over, or None."""
         while self._deadlines:
-            deadline, serial, rid = self._deadlines[0]
-            entry = self._entries.get(rid)
-            if entry is not None and entry[0] == serial:
+            deadline, turn, rid = self._deadlines[0]
+            wait = self._waits.get(rid)
+            if wait is not None and wait.turn == turn:
                 return deadline
             heapq.heappop(self._deadlines)
         return None

@@ -1,0 +1,289 @@
+"""Random worlds: whatever happens in whatever order, each request ends once and everything comes home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_proxy.core import Core, CoreSettings
+from omni_proxy.lifecycle.retries import RetryPolicy
+from omni_proxy.lifecycle.timeline import stage_seconds, stage_spans
+from omni_proxy.messages import (
+    Abort,
+    Arrived,
+    Cancelled,
+    Close,
+    DecodeDone,
+    Effect,
+    Event,
+    Failure,
+    FailureKind,
+    FirstToken,
+    FrontLost,
+    Lease,
+    Leg,
+    LegFailed,
+    LegSent,
+    Mode,
+    PrefillDone,
+    Role,
+    StartDecode,
+    StartPrefill,
+    Tick,
+    Tokenize,
+    Tokenized,
+    Usage,
+    WorkerAdded,
+    WorkerDown,
+    WorkerDraining,
+    WorkerRemoved,
+    WorkerSpec,
+    WorkerUp,
+)
+from omni_proxy.scheduler.admission import Admission
+from tests.core.steps import assert_idle, spec
+
+MODELS = ("a", "b")
+GROUPS = ("1", "2")
+KINDS = tuple(FailureKind)
+STATUSES = (400, 429, 500, 503)
+
+Op = tuple[int, int, int]
+"""What happens, and two numbers that choose to whom and how."""
+
+
+def _worker(a: int, b: int) -> WorkerSpec:
+    """One of eight names; its description is mostly the same each time, and now and then another."""
+    number = a % 8
+    role = (Role.PREFILL, Role.DECODE, Role.PREFILL, Role.DECODE, Role.MIXED, Role.PREFILL, Role.DECODE, Role.MIXED)[
+        (number + (b % 11 == 10)) % 8
+    ]
+    return WorkerSpec(
+        f"w{number}",
+        role,
+        models=((), (), ("a",), ("a", "b"))[b % 4],
+        modes=tuple(Mode),
+        group=GROUPS[number // 5],
+        max_seqs=1 + b % 3,
+        max_batch_tokens=300,
+        max_model_len=(None, None, 200)[b % 3],
+        kv_capacity_tokens=(None, 600)[b % 2],
+        handoff_reusable=b % 2 == 1,
+        weight=(1.0, 0.0, float("nan"), 2.0, -1.0)[b % 5],
+    )
+
+
+class Audit:
+    """Watches effects as the edge would carry them out, and complains about those that make no sense."""
+
+    def __init__(self, aggregated: bool) -> None:
+        self.aggregated = aggregated
+        self.open: set[str] = set()
+        self.live: dict[Lease, WorkerSpec] = {}
+        self.granted: list[Lease] = []
+        self.closed: list[str] = []
+        self.usable: dict[str, WorkerSpec] = {}
+
+    def hear(self, event: Event) -> bool:
+        """Note what an event ends; False when it is about nothing that lives, so that nothing may follow."""
+        match event:
+            case Arrived(rid):
+                self.open.add(rid)
+            case PrefillDone(lease):
+                return lease.leg is Leg.PREFILL and self.live.pop(lease, None) is not None
+            case DecodeDone(lease):
+                return lease.leg is Leg.DECODE and self.live.pop(lease, None) is not None
+            case LegFailed(lease):
+                return self.live.pop(lease, None) is not None
+            case LegSent(lease) | FirstToken(lease):
+                return lease in self.live
+            case Tokenized(rid) | Cancelled(rid):
+                return rid in self.open
+            case WorkerUp(worker):
+                self.usable[worker.name] = worker
+            case WorkerDown(name) | WorkerDraining(name) | WorkerRemoved(name):
+                self.usable.pop(name, None)
+            case _:
+                pass
+        return True
+
+    def see(self, effect: Effect) -> None:
+        match effect:
+            case Tokenize(rid):
+                assert rid in self.open
+            case StartPrefill(lease):
+                assert self._start(lease).role is Role.PREFILL
+                assert lease.leg is Leg.PREFILL
+            case StartDecode(lease, peer):
+                role = self._start(lease).role
+                assert lease.leg is Leg.DECODE
+                assert role is Role.DECODE if peer is not None else role is Role.MIXED or self.aggregated
+            case Abort(lease):
+                assert self.live.pop(lease, None) is not None, f"{lease} is aborted but does not run"
+            case Close():
+                self._close(effect)
+
+    def _start(self, lease: Lease) -> WorkerSpec:
+        assert lease.rid in self.open, f"{lease} starts for a request that is no more"
+        assert lease not in self.granted, f"{lease} starts again"
+        worker = self.usable[lease.worker]
+        self.granted.append(lease)
+        self.live[lease] = worker
+        return worker
+
+    def _close(self, close: Close) -> None:
+        assert close.rid in self.open, f"{close.rid} ends twice"
+        self.open.remove(close.rid)
+        self.closed.append(close.rid)
+        left = [lease for lease in self.live if lease.rid == close.rid]
+        assert not left, f"{close.rid} ended and left {left}"
+        record = close.record
+        assert record.outcome is close.outcome
+        assert record.ended_at is not None
+        assert all(begin <= end for _, begin, end in stage_spans(record, record.ended_at))
+        assert all(seconds <= record.ended_at - record.arrived_at for seconds in stage_seconds(record, 0.0).values())
+        assert [mark.at for mark in record.marks] == sorted(mark.at for mark in record.marks)
+
+
+class World:
+    """A core, and everything that can happen to it."""
+
+    def __init__(self, mode: Mode | None) -> None:
+        settings = CoreSettings(
+            schedule_mode=mode,
+            prefix_aware=True,
+            queue_timeout_s=20.0,
+            admission=Admission(max_waiting_requests=6, max_waiting_tokens=1500),
+            retries=RetryPolicy(max_retries=2),
+        )
+        self.core = Core(settings)
+        self.audit = Audit(mode is Mode.AGGREGATED)
+        self.now = 0.0
+        self.arrived = 0
+        self.trace: list[list[Effect]] = []
+
+    def tell(self, event: Event) -> None:
+        """One event, and all that must hold after it."""
+        alive = self.audit.hear(event)
+        effects = self.core.handle(event, self.now)
+        self.trace.append(effects)
+        for effect in effects:
+            self.audit.see(effect)
+        assert alive or not effects, f"{event} is stale, yet {effects}"
+        self.core.check()
+
+    def step(self, op: Op) -> None:
+        """Let one thing happen; whoever could have gone on by then was let go on."""
+        what, a, b = op
+        self.now += (0.0, 0.0, 0.01, 1.0, 7.0)[b % 5]
+        self.tick_if_due()
+        self.tell(_HAPPENINGS[what % len(_HAPPENINGS)](self, a, b))
+        if (at := self.core.next_wakeup()) is None or at > self.now:
+            assert self.core.handle(Tick(), self.now) == [], "something was left undone"
+
+    def tick_if_due(self) -> None:
+        if (at := self.core.next_wakeup()) is not None and at <= self.now:
+            self.tell(Tick())
+            assert (later := self.core.next_wakeup()) is None or later > self.now, "a tick changes nothing"
+
+    def lease(self, a: int, b: int) -> Lease:
+        """Mostly one that is out, sometimes any that ever was."""
+        choice = list(self.audit.live) if b % 4 and self.audit.live else self.audit.granted
+        return choice[a % len(choice)] if choice else Lease("nobody", 1, "w0", Leg.PREFILL)
+
+    def rid(self, a: int, b: int) -> str:
+        choice = (
+            sorted(self.audit.open) if b % 4 and self.audit.open else [f"f{n % 2}-{n}" for n in range(self.arrived)]
+        )
+        return choice[a % len(choice)] if choice else "nobody"
+
+    def arrive(self, a: int, b: int) -> Event:
+        self.arrived += 1
+        tokens = (1, 50, 150, 250, 1000)[a % 5]
+        model = MODELS[b % 2] if a % 13 else "unknown"
+        return Arrived(f"f{(self.arrived - 1) % 2}-{self.arrived - 1}", spec(tokens, model, tokenize=b % 3 == 0))
+
+    def finish(self) -> None:
+        """Nobody fails any more: everything must end, and soon."""
+        for _ in range(10 * (self.arrived + 1)):
+            for rid in sorted(self.audit.open):
+                self.tell(Tokenized(rid, 10))
+            for lease in list(self.audit.live):
+                self.tell(PrefillDone(lease, handoff=True) if lease.leg is Leg.PREFILL else DecodeDone(lease))
+            if not self.audit.open:
+                break
+            if not self.audit.live and (at := self.core.next_wakeup()) is not None:
+                self.now = max(self.now, at)
+                self.tell(Tick())
+        assert not self.audit.open
+        assert not self.audit.live
+        assert len(self.audit.closed) == len(set(self.audit.closed)) == self.arrived
+        assert_idle(self.core)
+
+
+def _failure(a: int, b: int) -> Failure:
+    kind = KINDS[b % len(KINDS)]
+    status = STATUSES[a % len(STATUSES)] if kind is FailureKind.STATUS else None
+    return Failure(kind, "x", status, answered=a % 3 == 0)
+
+
+def _done(world: World, a: int, b: int) -> Event:
+    lease = world.lease(a, b)
+    if lease.leg is Leg.DECODE:
+        return DecodeDone(lease, Usage(10, 5, None))
+    return PrefillDone(lease, handoff=b % 5 != 4, ended=b % 7 == 6, usage=Usage((None, 12)[b % 2], 1, 3))
+
+
+_HAPPENINGS: tuple[Callable[[World, int, int], Event], ...] = (
+    World.arrive,
+    World.arrive,
+    World.arrive,
+    lambda world, a, b: Tokenized(world.rid(a, b), (None, 10, 190, 900)[a % 4], (1, 2)[: b % 3]),
+    lambda world, a, b: Tokenized(world.rid(a, b), 60),
+    lambda world, a, b: LegSent(world.lease(a, b)),
+    _done,
+    _done,
+    _done,
+    lambda world, a, b: PrefillDone(world.lease(a, b), handoff=True),
+    lambda world, a, b: FirstToken(world.lease(a, b)),
+    lambda world, a, b: DecodeDone(world.lease(a, b)),
+    lambda world, a, b: LegFailed(world.lease(a, b), _failure(a, b)),
+    lambda world, a, b: LegFailed(world.lease(a, b), Failure(FailureKind.CONNECT, "refused")),
+    lambda world, a, b: Cancelled(world.rid(a, b)),
+    lambda world, a, b: WorkerUp(_worker(a, b)),
+    lambda world, a, b: WorkerUp(_worker(a, b)),
+    lambda world, a, b: WorkerUp(_worker(a, 0)),
+    lambda world, a, b: WorkerAdded(_worker(a, b)),
+    lambda world, a, b: WorkerDown(f"w{a % 8}", "down"),
+    lambda world, a, b: WorkerDraining(f"w{a % 8}"),
+    lambda world, a, b: WorkerRemoved(f"w{a % 8}"),
+    lambda world, a, b: FrontLost(f"f{a % 2}-") if b % 4 == 0 else Tick(),
+)
+
+_NUMBER = st.integers(0, 1 << 12)
+SCRIPTS = st.lists(st.tuples(st.integers(0, len(_HAPPENINGS) - 1), _NUMBER, _NUMBER), max_size=80)
+
+
+def play(mode: Mode | None, script: list[Op]) -> World:
+    """A whole world, from five workers to its end."""
+    world = World(mode)
+    for number in range(5):
+        world.tell(WorkerUp(_worker(number, 0)))
+    for op in script:
+        world.step(op)
+    world.finish()
+    return world
+
+
+@pytest.mark.parametrize("mode", [None, *Mode])
+@given(script=SCRIPTS)
+def test_every_request_ends_once_and_everything_comes_home(mode: Mode | None, script: list[Op]) -> None:
+    play(mode, script)
+
+
+@given(script=SCRIPTS, mode=st.sampled_from([None, *Mode]))
+def test_one_script_has_one_trace(mode: Mode | None, script: list[Op]) -> None:
+    assert play(mode, script).trace == play(mode, script).trace
