@@ -166,7 +166,7 @@ class WorkerLife:
 
     async def _watch_engine(self, worker: WorkerServer, server: uvicorn.Server) -> None:
         """A worker whose engine has died ends, so that its launcher starts another."""
-        while self._engine.alive:
+        while self._engine.alive:  # noqa: ASYNC110 - a thread that dies tells nobody
             await asyncio.sleep(_ENGINE_POLL_S)
         _log.error("the engine's thread has died: the worker ends")
         self._forced = True

@@ -30,8 +30,8 @@ CORPUS = [
 ]
 
 
-def write_tokenizer(folder: Path) -> int:
-    """A byte-level BPE tokenizer with a chat template in the Hugging Face layout; returns its vocabulary's size."""
+def make_tokenizer() -> Tokenizer:
+    """A small byte-level BPE tokenizer; token 0 ends a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -42,11 +42,17 @@ def write_tokenizer(folder: Path) -> int:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS * 4, trainer)
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> int:
+    """That tokenizer with a chat template in the Hugging Face layout; returns its vocabulary's size."""
+    tokenizer = make_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
-        "pad_token": {"content": "<|endoftext|>", "special": True},
+        "pad_token": {"__type": "AddedToken", "content": "<|endoftext|>", "special": True},
         "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

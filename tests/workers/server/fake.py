@@ -112,6 +112,16 @@ class FakeEngine:
             self.aborted.append(request_id)
             self._runs.pop(request_id, None)
 
+    def take_over(self, request_id: str) -> Emit:
+        """Have the test end a request instead of the script."""
+        with self._news:
+            return self._runs.pop(request_id).emit
+
+    def finish(self, request: EngineRequest, emit: Emit) -> None:
+        """End a request as a full prefill leg does."""
+        done, handoff = FinishReason.LENGTH, self._handoff(request)
+        emit(Output(request.request_id, (5,), None, done, 0, handoff))
+
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
         self.leased.discard(request_id)
@@ -210,7 +220,7 @@ class LiveServer:
         self.tokenizer = ModelTokenizer.load(folder)
         info = engine.info
         card = ModelCard(("tiny", "alias"), str(folder), info.max_model_len, info.vocab_size, 1)
-        self._builder = CallBuilder(card, self.tokenizer, load_chat_template(folder))
+        self.builder = CallBuilder(card, self.tokenizer, load_chat_template(folder))
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -220,7 +230,7 @@ class LiveServer:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         metrics = ServerMetrics(self.engine.stats, "tiny")
-        self.server = WorkerServer(self.engine, self._builder, metrics)
+        self.server = WorkerServer(self.engine, self.builder, metrics)
         config = uvicorn.Config(self.server.app(), http="httptools", ws="none", lifespan="off", log_config=None)
         self._uvicorn = uvicorn.Server(config)
         self.loop.call_soon(self._ready.set)
@@ -235,7 +245,7 @@ class LiveServer:
         finally:
             self._uvicorn.force_exit = self._uvicorn.should_exit = True
             self._thread.join()
-            self._builder.close()
+            self.builder.close()
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the server's loop."""
