@@ -1,0 +1,227 @@
+"""The edge: carries the core's effects out and brings their outcomes back as events.
+
+Everything here runs in callbacks of one event loop. No state of the core is kept here; what is kept (exchanges, legs,
+sockets) can be lost without the core losing count, because every outcome comes back under a lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from omni_proxy.api.exchange import ClientSide, Exchange
+from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
+from omni_proxy.call import Call, append_fields
+from omni_proxy.errors import Rejected
+from omni_proxy.messages import (
+    Abort,
+    Cancelled,
+    Close,
+    Effect,
+    Failure,
+    FailureKind,
+    Lease,
+    LegFailed,
+    StartDecode,
+    StartPrefill,
+    Tokenize,
+)
+from omni_proxy.workers.upstream import Upstream
+
+logger = logging.getLogger(__name__)
+
+FORCED_USAGE = ("stream_options", b'{"include_usage":true}')
+"""Asked of every D so that streams are counted in true tokens; taken out again before the client."""
+
+
+class CountTokens(Protocol):
+    """Counts a call's prompt off the event loop and reports `Tokenized`."""
+
+    def __call__(self, rid: str, call: Call) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """Seconds that a worker or a client may keep us waiting."""
+
+    first_byte_s: float = 600.0
+    inter_chunk_s: float = 300.0
+    client_send_s: float = 60.0
+
+
+class Edge:
+    """All exchanges of one front process."""
+
+    def __init__(
+        self,
+        post: Post,
+        upstreams: Mapping[str, Upstream],
+        count_tokens: CountTokens | None,
+        limits: EdgeLimits,
+        on_closed: Callable[[Exchange, Close], None],
+        on_rejected: Callable[[Exchange, Rejected], None],
+        prefix: str = "",
+    ) -> None:
+        self.post = post
+        self.exchanges: dict[str, Exchange] = {}
+        self.prefix = prefix or secrets.token_hex(4)
+        """In front of every rid of this process, so that fronts never collide."""
+        self._upstreams = upstreams
+        self._count_tokens = count_tokens
+        self._limits = limits
+        self._on_closed = on_closed
+        self._on_rejected = on_rejected
+        self._serial = 0
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def counts_tokens(self) -> bool:
+        return self._count_tokens is not None
+
+    # ---------------------------------------------------------------- from clients
+
+    def new_exchange(self, client: ClientSide, request_id: bytes, kept_alive: bool, chunked: bool) -> Exchange:
+        """Begin an exchange; it is known to others once its call has been parsed."""
+        self._serial += 1
+        rid = f"{self.prefix}{self._serial:08x}"
+        return Exchange(rid, request_id or rid.encode(), client, kept_alive, chunked)
+
+    def add(self, exchange: Exchange) -> None:
+        """An exchange whose call goes to the core now."""
+        self.exchanges[exchange.rid] = exchange
+
+    def reject(self, exchange: Exchange, rejected: Rejected) -> None:
+        """The client's fault, found before the core hears of the request."""
+        exchange.respond_error(rejected.code, rejected.message, rejected.param, None)
+        client, exchange.client = exchange.client, None
+        if client is not None:
+            client.finished(close=not exchange.kept_alive)
+        self._on_rejected(exchange, rejected)
+
+    def client_left(self, exchange: Exchange) -> None:
+        """The client's connection ended before the response did."""
+        exchange.client = None
+        if exchange.rid in self.exchanges:
+            self.post(Cancelled(exchange.rid))
+
+    def client_slow(self, exchange: Exchange) -> None:
+        """The client does not keep up: stop reading from the worker."""
+        exchange.slow_since = self._loop.time()
+        for leg in exchange.legs.values():
+            if leg.ticket is not None:
+                leg.ticket.pause()
+
+    def client_ready(self, exchange: Exchange) -> None:
+        """The client has caught up."""
+        exchange.slow_since = None
+        for leg in exchange.legs.values():
+            leg.last_sign = self._loop.time()
+            if leg.ticket is not None:
+                leg.ticket.resume()
+
+    # ---------------------------------------------------------------- from the core
+
+    def perform(self, effect: Effect) -> None:
+        """Carry out one effect of the core."""
+        match effect:
+            case StartPrefill(lease, peer):
+                self._start_prefill(lease, peer)
+            case StartDecode(lease, peer):
+                self._start_decode(lease, peer)
+            case Close():
+                self._close(effect)
+            case Abort(lease):
+                self._abort(lease)
+            case Tokenize(rid):
+                self._tokenize(rid)
+            case _:
+                assert_never(effect)
+
+    def _tokenize(self, rid: str) -> None:
+        exchange = self.exchanges.get(rid)
+        if exchange is not None and exchange.call is not None and self._count_tokens is not None:
+            self._count_tokens(rid, exchange.call)
+
+    def _start_prefill(self, lease: Lease, peer: str | None) -> None:
+        exchange, upstream = self.exchanges.get(lease.rid), self._upstreams.get(lease.worker)
+        if exchange is None or exchange.call is None:
+            return
+        if upstream is None:
+            self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
+            return
+        if peer is not None or exchange.room == 0:
+            exchange.room = secrets.randbits(63)
+        body = upstream.connector.prefill_body(exchange.call, exchange.room, upstream.peer)
+        self._send(PrefillLeg(exchange, lease, self.post, self._loop, upstream.connector), upstream, body)
+
+    def _start_decode(self, lease: Lease, peer: str | None) -> None:
+        exchange, upstream = self.exchanges.get(lease.rid), self._upstreams.get(lease.worker)
+        if exchange is None or exchange.call is None:
+            return
+        if upstream is None:
+            self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
+            return
+        call = exchange.call
+        prefill = self._upstreams.get(peer) if peer is not None else None
+        handoff = exchange.handoff if peer is not None else None
+        extra = upstream.connector.decode_fields(exchange.room, prefill.peer if prefill else None, handoff)
+        forced = call.stream and not call.wants_usage
+        body = append_fields(call, [*extra, FORCED_USAGE] if forced else extra)
+        leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
+        self._send(leg, upstream, body)
+
+    def _send(self, leg: Leg, upstream: Upstream, body: bytes) -> None:
+        exchange = leg.exchange
+        exchange.legs[leg.lease.attempt] = leg
+        assert exchange.call is not None
+        data = upstream.request(exchange.call.path.encode(), exchange.forward, exchange.request_id, body)
+        leg.ticket = upstream.pool.request(data, leg)
+        if exchange.slow_since is not None:
+            leg.ticket.pause()
+
+    def _abort(self, lease: Lease) -> None:
+        exchange = self.exchanges.get(lease.rid)
+        leg = exchange.legs.pop(lease.attempt, None) if exchange is not None else None
+        if leg is not None and leg.ticket is not None:
+            leg.ticket.abort()
+
+    def _close(self, close: Close) -> None:
+        exchange = self.exchanges.pop(close.rid, None)
+        if exchange is None:
+            return
+        exchange.close(close)
+        self._release_kv(exchange, close)
+        self._on_closed(exchange, close)
+
+    def _release_kv(self, exchange: Exchange, close: Close) -> None:
+        """P answered and D will not come: free P's blocks now where the engine has a call for it."""
+        if exchange.handoff is None or close.record.first_token_at is not None or close.outcome == "completed":
+            return
+        upstream = self._upstreams.get(exchange.handoff_from or "")
+        if upstream is not None:
+            upstream.release(exchange.handoff)
+
+    # -------------------------------------------------------------------- time limits
+
+    def sweep(self) -> None:
+        """End what has kept us waiting for too long; called a few times a second."""
+        now = self._loop.time()
+        for exchange in list(self.exchanges.values()):
+            if exchange.slow_since is not None:
+                if now - exchange.slow_since > self._limits.client_send_s and exchange.client is not None:
+                    exchange.client.drop()
+                continue
+            for leg in list(exchange.legs.values()):
+                self._check_leg(leg, now)
+
+    def _check_leg(self, leg: Leg, now: float) -> None:
+        waited = now - leg.last_sign
+        if leg.status == 0 and waited > self._limits.first_byte_s:
+            leg.cut(Failure(FailureKind.TIMEOUT, f"no answer within {self._limits.first_byte_s:g} s"))
+        elif leg.status and waited > self._limits.inter_chunk_s:
+            detail = f"nothing more within {self._limits.inter_chunk_s:g} s"
+            leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=True))

@@ -1,0 +1,184 @@
+"""One client request at the edge: what was asked, and what has been answered so far.
+
+It owns the client's half of the conversation. Legs hand it bytes, the core tells it how it ended; whether the client
+sees a status or a broken stream depends only on whether a head has been written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Raw
+
+from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head
+from omni_proxy.call import Call
+from omni_proxy.errors import ErrorCode, http_status
+from omni_proxy.messages import Close, Outcome
+
+if TYPE_CHECKING:
+    from omni_proxy.api.legs import Leg
+
+
+class ClientSide(Protocol):
+    """The client's connection as an exchange uses it."""
+
+    @property
+    def peer(self) -> str: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def finished(self, close: bool) -> None:
+        """The response is whole; `close` ends the connection too."""
+        ...
+
+    def abort(self) -> None:
+        """End the connection so that the client sees an incomplete response."""
+        ...
+
+    def drop(self) -> None:
+        """End the connection at once, also when the client does not read."""
+        ...
+
+
+class Answer:
+    """A worker's whole answer that was not a success: what the client may have to see."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class Exchange:
+    """The edge's state of one request."""
+
+    __slots__ = (
+        "answers",
+        "bytes_out",
+        "call",
+        "chunked",
+        "client",
+        "forward",
+        "handoff",
+        "handoff_from",
+        "kept_alive",
+        "legs",
+        "path",
+        "peer",
+        "prefill_cached",
+        "request_id",
+        "rid",
+        "room",
+        "slow_since",
+        "status",
+        "user_agent",
+    )
+
+    def __init__(self, rid: str, request_id: bytes, client: ClientSide, kept_alive: bool, chunked: bool) -> None:
+        self.rid = rid
+        self.request_id = request_id
+        self.client: ClientSide | None = client
+        self.kept_alive = kept_alive
+        self.chunked = chunked
+        """May the response be chunked? Not for HTTP/1.0."""
+        self.call: Call | None = None
+        self.forward = b""
+        """The client's headers that go to workers, as header lines."""
+        self.path = b""
+        self.peer = client.peer
+        self.user_agent = b""
+        self.room = 0
+        self.legs: dict[int, Leg] = {}
+        """Running legs by attempt."""
+        self.answers: dict[int, Answer] = {}
+        """Error answers of workers by attempt, kept until it is known which one the client sees."""
+        self.handoff: Raw | None = None
+        self.handoff_from: str | None = None
+        self.prefill_cached: int | None = None
+        self.status = 0
+        """What the client was told; 0: nothing yet."""
+        self.bytes_out = 0
+        self.slow_since: float | None = None
+
+    # ----------------------------------------------------------------- writing
+
+    @property
+    def committed(self) -> bool:
+        """Has the client seen a status?"""
+        return self.status != 0
+
+    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response."""
+        if self.client is None:
+            return
+        self.status = status
+        self.bytes_out = len(body)
+        framing = b"content-length: %d\r\n" % len(body)
+        self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive) + body)
+
+    def respond_error(self, code: ErrorCode, message: str, param: str | None, retry_after_s: float | None) -> None:
+        """Send an error of our own in the OpenAI shape."""
+        headers = [JSON_TYPE]
+        if retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
+        self.respond(http_status(code), headers, error_json(code, message, param))
+
+    def open_stream(self, status: int, headers: Headers) -> None:
+        """Send the head of a response whose length is not known."""
+        if self.client is None:
+            return
+        self.status = status
+        if not self.chunked:
+            self.kept_alive = False
+        framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
+        self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive))
+
+    def send(self, data: bytes) -> None:
+        """Send a part of the stream."""
+        if self.client is not None and data:
+            self.bytes_out += len(data)
+            self.client.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def end_stream(self) -> None:
+        """Send the end of the stream."""
+        if self.client is not None and self.chunked:
+            self.client.write(b"0\r\n\r\n")
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, close: Close) -> None:
+        """Tell the client how its request ended, unless it knows already or has left."""
+        client = self.client
+        if client is None:
+            return
+        if close.outcome is Outcome.COMPLETED:
+            client.finished(close=not self.kept_alive)
+        elif not self.committed:
+            self._refuse(close)
+            client.finished(close=not self.kept_alive)
+        else:
+            self._break_off(close, client)
+        self.client = None
+
+    def _refuse(self, close: Close) -> None:
+        answer = self.answers.get(close.failed.attempt) if close.failed is not None else None
+        if answer is not None:
+            self.respond(answer.status, answer.headers, answer.body)
+            return
+        # "Client gone" with a client still there: a fault of ours ended the request.
+        code = ErrorCode.INTERNAL if close.error in (None, ErrorCode.CLIENT_GONE) else close.error
+        param = _PARAMS.get(code)
+        if code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and self.call is not None:
+            param = "messages" if "messages" in self.call.fields else "prompt"
+        self.respond_error(code, close.detail, param, close.retry_after_s)
+
+    def _break_off(self, close: Close, client: ClientSide) -> None:
+        """A stream that broke never ends cleanly: an error event where the format has one, then no last chunk."""
+        if self.call is not None and self.call.stream:
+            self.send(error_event(close.error or ErrorCode.INTERNAL, close.detail))
+        client.abort()
+
+
+_PARAMS = {ErrorCode.MODEL_NOT_FOUND: "model"}

@@ -1,0 +1,220 @@
+"""The command line: up | serve | worker | check. Turns every known fault into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from omni_proxy import __version__
+from omni_proxy.config import Config, ConfigError, effective, load
+
+EXIT_USAGE: Final = 2
+DEMO_NAME: Final = "omni-demo"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the usage is a `--help` away."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (try --help)\n")
+
+
+def demo_model() -> Path:
+    """The folder of the model that ships with the package."""
+    return Path(__file__).parent / "workers" / "demo_model"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ConfigError as exc:
+        print(f"omni-proxy {options.command}: {exc}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+
+
+# ------------------------------------------------------------------------------------------- arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="omni-proxy", description="A PD-disaggregated serving gateway for large language models.")
+    parser.add_argument("--version", action="version", version=f"omni-proxy {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_up(commands)
+    _add_serve(commands)
+    _add_worker(commands)
+    _add_check(commands)
+    return parser
+
+
+def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
+    up = commands.add_parser("up", help="start workers and the gateway on this machine")
+    up.add_argument("--prefill", type=_count, default=2, metavar="N", help="prefill workers (default 2)")
+    up.add_argument("--decode", type=_count, default=1, metavar="M", help="decode workers (default 1)")
+    up.add_argument("--model", type=Path, default=None, metavar="PATH", help="model folder (default: the demo model)")
+    up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    up.add_argument("--port", type=_port, default=8000, metavar="P", help="port to listen on (default 8000)")
+    up.add_argument("--access-log", default=None, metavar="FILE", help="write an access log; - is standard output")
+    up.set_defaults(run=_up)
+
+
+def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
+    serve = commands.add_parser("serve", help="run the gateway in front of workers that already run")
+    serve.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
+    serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    serve.set_defaults(run=_serve)
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    check = commands.add_parser("check", help="validate a config and print its effective values")
+    check.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
+    check.set_defaults(run=_check)
+
+
+def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
+    worker = commands.add_parser("worker", help="run one embedded worker")
+    worker.add_argument("--role", choices=("prefill", "decode", "mixed"), default="mixed")
+    worker.add_argument(
+        "--model", type=Path, default=None, metavar="PATH", help="model folder (default: the demo model)"
+    )
+    worker.add_argument("--served-model-name", action="append", default=[], metavar="NAME")
+    worker.add_argument("--host", default="127.0.0.1")
+    worker.add_argument("--port", type=_port, default=0, metavar="P", help="0 lets the system choose (default)")
+    worker.add_argument("--side-channel-port", type=_port, default=0, metavar="P", help="port of the KV handoff")
+    worker.add_argument("--block-size", type=_positive, default=16, metavar="TOKENS")
+    worker.add_argument("--kv-cache-mib", type=_positive, default=256, metavar="MIB")
+    worker.add_argument("--max-num-seqs", type=_positive, default=32, metavar="N")
+    worker.add_argument("--max-num-batched-tokens", type=_positive, default=2048, metavar="TOKENS")
+    worker.add_argument("--max-model-len", type=_positive, default=None, metavar="TOKENS")
+    worker.add_argument("--kv-lease", type=_seconds, default=30.0, metavar="SECONDS")
+    worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
+    worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    worker.add_argument("--threads", type=_positive, default=1, metavar="N")
+    worker.add_argument("--drain", type=_seconds, default=5.0, metavar="SECONDS")
+    worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="warning")
+    worker.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
+    worker.add_argument("--parent-fd", type=int, default=None, help=argparse.SUPPRESS)
+    worker.set_defaults(run=_worker)
+
+
+def _number(text: str, least: int, most: int | None, what: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least or (most is not None and value > most):
+        raise argparse.ArgumentTypeError(f"{what}, got {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    return _number(text, 1, 64, "must be a whole number from 1 to 64")
+
+
+def _positive(text: str) -> int:
+    return _number(text, 1, None, "must be a whole number above 0")
+
+
+def _port(text: str) -> int:
+    return _number(text, 0, 65535, "must be a port from 0 to 65535")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, got {text!r}")
+    return value
+
+
+# -------------------------------------------------------------------------------------------- commands
+
+
+def _up(options: argparse.Namespace) -> int:
+    from omni_proxy.up import UpOptions, run_up
+
+    model = options.model or demo_model()
+    name = DEMO_NAME if options.model is None else model.resolve().name
+    return run_up(
+        UpOptions(model, name, options.prefill, options.decode, options.host, options.port, options.access_log)
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = load(options.config)
+    _log_to_stderr(options.log_level)
+    logging.getLogger("omni_proxy").info("effective config:\n%s", effective(config))
+    return run_serve(config)
+
+
+def run_serve(config: Config) -> int:
+    """Run the gateway until it is told to stop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_stopped(config))
+    return 0
+
+
+async def _serve_until_stopped(config: Config) -> None:
+    from omni_proxy.build import Gateway, listening_socket, stop_signals
+
+    listen = config.listen
+    with listening_socket(listen.host, listen.port, listen.backlog) as sock, stop_signals() as (stop, force):
+        await Gateway(config).serve(sock, stop, force)
+
+
+def _check(options: argparse.Namespace) -> int:
+    print(effective(load(options.config)), end="")
+    return 0
+
+
+def _worker(options: argparse.Namespace) -> int:
+    try:
+        from omni_proxy.workers.engine.worker import run_worker
+        from omni_proxy.workers.engine.worker_options import WorkerOptions
+    except ImportError as exc:
+        raise ConfigError(f"the worker needs the extra [worker]: pip install 'omni-proxy[worker]' ({exc})") from exc
+    model = options.model or demo_model()
+    names = tuple(options.served_model_name) or ((DEMO_NAME,) if options.model is None else ())
+    return run_worker(
+        WorkerOptions(
+            model=str(model),
+            role=options.role,
+            host=options.host,
+            port=options.port,
+            served_model_name=names,
+            block_size=options.block_size,
+            kv_cache_bytes=options.kv_cache_mib << 20,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=options.max_model_len,
+            kv_lease_s=options.kv_lease,
+            kv_load_failure_policy=options.kv_load_failure_policy,
+            dtype=options.dtype,
+            threads=options.threads,
+            side_channel_port=options.side_channel_port,
+            ready_fd=options.ready_fd,
+            parent_fd=options.parent_fd,
+            log_level=options.log_level,
+            drain_s=options.drain,
+        )
+    )
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

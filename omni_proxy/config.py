@@ -1,0 +1,229 @@
+"""The gateway's configuration: frozen models, and the only reader of files and environment.
+
+Load, validate (also across fields), then never write again. Every error names its place in the file and the value.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from omni_proxy.messages import Mode, Role
+
+MIB = 1 << 20
+
+
+class ConfigError(Exception):
+    """One or more faults in a config; each line names the file, the place in it and the value."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScheduleMode(StrEnum):
+    """`auto` picks per model what its workers can do."""
+
+    AUTO = "auto"
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+    AGGREGATED = "aggregated"
+
+    @property
+    def mode(self) -> Mode | None:
+        return None if self is ScheduleMode.AUTO else Mode(self.value)
+
+
+class KvCachePolicy(StrEnum):
+    """`apc`: prompts are tokenised and matched against what workers hold; `independent`: neither."""
+
+    APC = "apc"
+    INDEPENDENT = "independent"
+
+
+class LogFormat(StrEnum):
+    """`combined` is the format of nginx and Apache."""
+
+    JSON = "json"
+    COMBINED = "combined"
+
+
+def _worker_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError("must name scheme, host and port only")
+    try:
+        _ = parts.port
+    except ValueError as exc:
+        raise ValueError("has an impossible port") from exc
+    return url.rstrip("/")
+
+
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+WorkerUrl = Annotated[str, AfterValidator(_worker_url)]
+
+
+class Listen(_Model):
+    """Where clients connect."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    backlog: Annotated[int, Field(ge=1)] = 4096
+
+
+class Worker(_Model):
+    """One inference worker. What is left out is asked of the worker itself or taken from its connector."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    url: WorkerUrl
+    role: Role
+    connector: str = "vllm-nixl"
+    models: tuple[str, ...] | None = None
+    group: str = ""
+    max_seqs: Annotated[int, Field(ge=1)] = 32
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 32_000
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    down: bool = False
+    api_key: str | None = None
+    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """SGLang's bootstrap server on a prefill worker."""
+
+
+class Model(_Model):
+    """The model's folder, for its tokenizer and chat template."""
+
+    path: Path | None = None
+
+
+class Limits(_Model):
+    """What clients may send and how much may wait."""
+
+    client_max_body_bytes: Annotated[int, Field(ge=1)] = 64 * MIB
+    max_waiting_requests: Annotated[int, Field(ge=0)] = 4096
+    max_waiting_tokens: Annotated[int, Field(ge=0)] = 16_000_000
+    queue_timeout_s: PositiveSeconds = 60.0
+    no_worker_timeout_s: PositiveSeconds = 10.0
+
+
+class Timeouts(_Model):
+    """Upstream time limits. There is none on the whole: an answer may stream for hours."""
+
+    connect_s: PositiveSeconds = 5.0
+    first_byte_s: PositiveSeconds = 600.0
+    inter_chunk_s: PositiveSeconds = 300.0
+    client_keepalive_s: PositiveSeconds = 75.0
+    client_body_s: PositiveSeconds = 60.0
+    client_send_s: PositiveSeconds = 60.0
+    drain_s: Annotated[float, Field(ge=0)] = 30.0
+
+
+class Keepalive(_Model):
+    """Idle connections to workers; shorter than the engines' own 5 s, or they close under us."""
+
+    idle_s: PositiveSeconds = 4.0
+    max_idle: Annotated[int, Field(ge=0)] = 1024
+
+
+class Health(_Model):
+    """Active probes, and when failing requests take a worker out (`max_fails: 0`: never)."""
+
+    interval_s: PositiveSeconds = 1.0
+    timeout_s: PositiveSeconds = 5.0
+    failures_down: Annotated[int, Field(ge=1)] = 2
+    max_fails: Annotated[int, Field(ge=0)] = 1
+    fail_timeout_s: PositiveSeconds = 10.0
+
+
+class Retries(_Model):
+    """Bounds of trying again; what may be tried again at all is fixed (docs/architecture.md)."""
+
+    max: Annotated[int, Field(ge=0, le=10)] = 2
+
+
+class AccessLog(_Model):
+    """One line a request. `path: null` writes none, `-` writes to standard output."""
+
+    path: str | None = None
+    format: LogFormat = LogFormat.JSON
+
+
+class Config(_Model):
+    """Everything an operator may set for one gateway."""
+
+    listen: Listen = Listen()
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    schedule_mode: ScheduleMode = ScheduleMode.AUTO
+    kv_cache_policy: KvCachePolicy = KvCachePolicy.APC
+    model: Model = Model()
+    workers: tuple[Worker, ...] = ()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    keepalive: Keepalive = Keepalive()
+    health: Health = Health()
+    retries: Retries = Retries()
+    access_log: AccessLog = AccessLog()
+    timelines: Annotated[int, Field(ge=0)] = 1000
+    """How many ended requests `/omni/requests` remembers."""
+
+    @model_validator(mode="after")
+    def _workers_are_distinct(self) -> Self:
+        for what, values in (("name", [w.name for w in self.workers]), ("url", [w.url for w in self.workers])):
+            doubled = sorted({v for v in values if values.count(v) > 1})
+            if doubled:
+                raise ValueError(f"two workers have the same {what}: {', '.join(doubled)}")
+        return self
+
+
+def load(path: Path) -> Config:
+    """Read and validate a YAML config. Raises ConfigError, one line for each fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{path}: is not UTF-8 text") from exc
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path}: {_yaml_fault(exc)}") from exc
+    return parse({} if data is None else data, str(path))
+
+
+def parse(data: Any, source: str) -> Config:
+    """Validate what a config file holds. `source` stands in front of each fault."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: must be a mapping, not {type(data).__name__}")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as exc:
+        raise ConfigError("\n".join(_fault(source, e["loc"], e["msg"], e["input"]) for e in exc.errors())) from exc
+
+
+def _fault(source: str, loc: tuple[int | str, ...], message: str, value: Any) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    shown = "" if isinstance(value, dict | list | tuple) or not place else f" (got {value!r})"
+    return f"{source}: {place + ': ' if place else ''}{message.removeprefix('Value error, ')}{shown}"
+
+
+def _yaml_fault(exc: yaml.YAMLError) -> str:
+    mark = getattr(exc, "problem_mark", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return f"{where}{getattr(exc, 'problem', None) or 'is not YAML'}"
+
+
+def effective(config: Config) -> str:
+    """The whole config with its defaults, as YAML; secrets are not shown."""
+    data = config.model_dump(mode="json")
+    for worker in data["workers"]:
+        if worker["api_key"] is not None:
+            worker["api_key"] = "***"
+    text: str = yaml.safe_dump(data, sort_keys=False)
+    return text

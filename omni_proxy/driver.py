@@ -1,0 +1,101 @@
+"""The live loop around the core: events in, effects out, timers.
+
+Effects may bring new events at once (a request handed to an idle connection is sent already); they queue up behind
+the event that is being handled, so that the core is never entered twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from omni_proxy.core import Core
+from omni_proxy.messages import Cancelled, Effect, Event, Tick
+
+logger = logging.getLogger(__name__)
+
+Observer = Callable[[float, Event, Sequence[Effect]], None]
+
+
+class Driver:
+    """Runs one core on the event loop."""
+
+    def __init__(self, core: Core, observers: Sequence[Observer]) -> None:
+        self.core = core
+        self._observers = observers
+        self._perform: Callable[[Effect], None] = _nobody
+        self._inbox: deque[Event] = deque()
+        self._busy = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def connect(self, perform: Callable[[Effect], None]) -> None:
+        """Say who carries effects out."""
+        self._perform = perform
+
+    def now(self) -> float:
+        """The core's clock, in seconds."""
+        return time.monotonic()
+
+    def post(self, event: Event) -> None:
+        """Bring an event in; its effects have been started when this returns, unless another event is at work."""
+        self._inbox.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                self._step(self._inbox.popleft())
+        finally:
+            self._busy = False
+        self._arm()
+
+    def close(self) -> None:
+        """No more ticks."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _step(self, event: Event) -> None:
+        now = time.monotonic()  # the loop's own clock stands still within one turn
+        try:
+            effects = self.core.handle(event, now)
+        except Exception:  # a fault of ours ends its request, loudly, and no other
+            logger.exception("the core failed on %s", type(event).__name__)
+            self._abandon(event)
+            return
+        for observe in self._observers:
+            observe(now, event, effects)
+        for effect in effects:
+            try:
+                self._perform(effect)
+            except Exception:
+                logger.exception("the edge failed on %s", type(effect).__name__)
+                self._abandon(effect)
+
+    def _abandon(self, message: Event | Effect) -> None:
+        lease = getattr(message, "lease", None)
+        rid = getattr(message, "rid", None) or getattr(lease, "rid", None)
+        if rid is not None and not isinstance(message, Cancelled):
+            self._inbox.append(Cancelled(rid))
+
+    def _arm(self) -> None:
+        at = self.core.next_wakeup()
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - time.monotonic()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.post(Tick())
+
+
+def _nobody(effect: Effect) -> None:
+    raise RuntimeError(f"nobody carries out {type(effect).__name__}")

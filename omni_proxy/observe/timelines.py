@@ -1,0 +1,98 @@
+"""The last ended requests and their stages, as `/omni/requests` shows them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from omni_proxy.lifecycle.timeline import stage_spans
+from omni_proxy.messages import Close, Effect, Event, RequestRecord, Stage
+
+JsonObject = dict[str, object]
+
+
+class Timelines:
+    """A bounded store of records, newest last, found by our id or the client's."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._by_external: dict[str, str] = {}
+
+    def __call__(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if type(effect) is Close:
+                self._remember(effect.record)
+
+    def _remember(self, record: RequestRecord) -> None:
+        if self._capacity == 0:
+            return
+        self._records[record.rid] = record
+        self._by_external[record.external_id] = record.rid
+        if len(self._records) > self._capacity:
+            _, oldest = self._records.popitem(last=False)
+            if self._by_external.get(oldest.external_id) == oldest.rid:
+                del self._by_external[oldest.external_id]
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        """The record of a request; of several with one client's id, the last."""
+        return self._records.get(self._by_external.get(request_id, request_id))
+
+    def last(self, count: int) -> list[RequestRecord]:
+        """The last ended requests, newest first."""
+        records = list(self._records.values())
+        return records[: -count - 1 : -1]
+
+
+def summary(record: RequestRecord, now: float, wall_offset: float) -> JsonObject:
+    """One line of a list: what it was and how it ended. `wall_offset`: wall clock minus the core's clock, seconds."""
+    end = record.ended_at
+    return {
+        "id": record.external_id,
+        "model": record.model,
+        "endpoint": record.endpoint,
+        "stream": record.stream,
+        "mode": record.mode,
+        "arrived": round(record.arrived_at + wall_offset, 6),
+        "stage": record.marks[-1].stage.name,
+        "outcome": record.outcome,
+        "error": record.error,
+        "ttft_s": _span(record.arrived_at, record.first_token_at),
+        "e2e_s": _span(record.arrived_at, end if end is not None else now),
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "generated_tokens": record.completion_tokens,
+        "workers": {p.leg.value: p.worker for p in record.placements},
+    }
+
+
+def timeline(record: RequestRecord, now: float, wall_offset: float) -> JsonObject:
+    """Everything about one request: each visit to a stage, the workers chosen and why, the tokens."""
+    begin = record.arrived_at
+    stages = [
+        {"stage": stage.name, "start_s": round(start - begin, 6), "seconds": round(end - start, 6)}
+        for stage, start, end in stage_spans(record, now)
+    ]
+    end = record.ended_at
+    if end is not None:
+        stages.append({"stage": Stage.FINISHED.name, "start_s": round(end - begin, 6), "seconds": 0.0})
+    placements = [
+        {
+            "leg": p.leg.value,
+            "worker": p.worker,
+            "reason": p.reason,
+            "candidates": [{"worker": name, "load": load} for name, load in p.candidates],
+        }
+        for p in record.placements
+    ]
+    return {
+        **summary(record, now, wall_offset),
+        "attempts": record.attempts,
+        "detail": record.detail or None,
+        "stages": stages,
+        "placements": placements,
+    }
+
+
+def _span(begin: float, end: float | None) -> float | None:
+    return None if end is None else round(end - begin, 6)

@@ -1,0 +1,146 @@
+"""`omni-proxy up`: workers and gateway on this machine, started together and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from omni_proxy.build import Gateway, listening_socket, stop_signals
+from omni_proxy.config import AccessLog, Config, ConfigError, Limits, Listen, Model, Timeouts, Worker
+from omni_proxy.messages import Role
+from omni_proxy.workers.launcher import Launcher, Ready, Report, StartFailed, WorkerPlan
+
+CONNECTOR = "omni"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the command line said."""
+
+    model: Path
+    model_name: str
+    prefill: int
+    decode: int
+    host: str
+    port: int
+    access_log: str | None
+
+
+def run_up(options: UpOptions) -> int:
+    """Serve until told to stop; returns the exit code. Raises ConfigError for what the user can mend."""
+    if not options.model.is_dir():
+        raise ConfigError(f"--model: there is no folder {options.model}")
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Up(options).run())
+    return 0
+
+
+class _Up:
+    """One run: what is told to the user, and when."""
+
+    def __init__(self, options: UpOptions) -> None:
+        self._options = options
+        self._gateway: Gateway | None = None
+        self._missing = {plan.name for plan in self._plans()}
+        self._greeted = False
+
+    async def run(self) -> None:
+        options = self._options
+        config = Config(
+            listen=Listen(host=options.host, port=options.port),
+            model=Model(path=options.model),
+            access_log=AccessLog(path=options.access_log),
+            # Workers that die come back within seconds: a request may wait for them.
+            limits=Limits(no_worker_timeout_s=30.0),
+            timeouts=Timeouts(drain_s=10.0),
+        )
+        with listening_socket(options.host, options.port, config.listen.backlog) as sock:
+            self._port = sock.getsockname()[1]
+            with stop_signals() as (stop, force):
+                self._gateway = Gateway(config)
+                await self._serve_with_workers(self._gateway, sock, stop, force)
+        _say("Stopped.")
+
+    async def _serve_with_workers(
+        self, gateway: Gateway, sock: object, stop: asyncio.Event, force: asyncio.Event
+    ) -> None:
+        launcher = Launcher(self._plans(), Report(self._starting, self._serving, self._lost))
+        launching = asyncio.create_task(launcher.run(), name="launcher")
+        serving = asyncio.create_task(gateway.serve(sock, stop, force), name="gateway")  # type: ignore[arg-type]
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait((launching, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                _say("Stopping: finishing what runs (once more to stop at once) ...")
+            stop.set()
+            await serving
+        finally:
+            stopping.cancel()
+            launching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await _raise_start_failure(launching)
+
+    def _plans(self) -> list[WorkerPlan]:
+        names = [(f"prefill-{i}", Role.PREFILL) for i in range(self._options.prefill)]
+        names += [(f"decode-{i}", Role.DECODE) for i in range(self._options.decode)]
+        return [WorkerPlan(name, role.value, self._arguments(role)) for name, role in names]
+
+    def _arguments(self, role: Role) -> tuple[str, ...]:
+        options = self._options
+        return (f"--role={role.value}", f"--model={options.model}", f"--served-model-name={options.model_name}")
+
+    # ------------------------------------------------------------------- what happens
+
+    def _starting(self, plan: WorkerPlan) -> None:
+        _say(f"{plan.name}: loading {self._options.model_name} ...")
+
+    def _serving(self, plan: WorkerPlan, ready: Ready, seconds: float) -> None:
+        _say(f"{plan.name}: ready on {ready.host}:{ready.port} after {seconds:.1f} s (pid {ready.pid})")
+        assert self._gateway is not None
+        host = f"[{ready.host}]" if ":" in ready.host else ready.host
+        worker = Worker(name=plan.name, url=f"http://{host}:{ready.port}", role=Role(plan.role), connector=CONNECTOR)
+        self._gateway.membership.add(worker)
+        self._missing.discard(plan.name)
+        if not self._missing and not self._greeted:
+            self._greeted = True
+            self._greet()
+
+    def _lost(self, plan: WorkerPlan, reason: str) -> None:
+        _say(f"{plan.name}: {reason}; starting it again")
+        assert self._gateway is not None
+        self._gateway.membership.lost(plan.name, reason)
+
+    def _greet(self) -> None:
+        options = self._options
+        url = f"http://{options.host}:{self._port}"
+        question = {
+            "model": options.model_name,
+            "stream": True,
+            "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
+        }
+        _say(f"\nOmni Proxy is ready: {url}  ({options.prefill}P + {options.decode}D, model {options.model_name})\n")
+        _say("Try it:\n")
+        _say(
+            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+            f"    -d '{json.dumps(question)}'\n"
+        )
+
+
+async def _raise_start_failure(launching: asyncio.Task[None]) -> None:
+    try:
+        await launching
+    except StartFailed as exc:
+        raise ConfigError(str(exc)) from exc
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

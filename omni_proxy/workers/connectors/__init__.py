@@ -1,0 +1,1 @@
+"""One file for each engine protocol: how a prompt's KV gets from P to D."""

@@ -1,0 +1,146 @@
+"""What every connector answers: which body goes to P, what P's answer means, which body goes to D.
+
+A connector turns bytes into bytes and keeps no state; sockets, leases and retries are others' business.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+from omni_proxy.call import INTERNAL_FIELDS, Call, Fields
+from omni_proxy.messages import Mode, Usage
+
+
+class Peer(Struct, frozen=True):
+    """The other worker of a request, as far as a body has to name it."""
+
+    name: str
+    host: str
+    port: int
+    bootstrap_port: int | None = None
+
+
+class PrefillAnswer(Struct, frozen=True):
+    """What P's answer leaves for D. `handoff` None: P gave nothing that D could use."""
+
+    handoff: Raw | None
+    usage: Usage
+
+
+class GarbageAnswer(Exception):
+    """A worker's answer is not what its protocol promises."""
+
+
+class Connector(Protocol):
+    """One engine's handoff protocol."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def modes(self) -> tuple[Mode, ...]: ...
+
+    @property
+    def handoff_reusable(self) -> bool:
+        """May another D be tried with the same parameters after one that was never reached?"""
+        ...
+
+    def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
+        """The body of the P leg. `room`: a 63-bit number that both legs of this attempt share."""
+        ...
+
+    def read_prefill(self, body: bytes) -> PrefillAnswer:
+        """What a 200 answer of P means. Raises GarbageAnswer."""
+        ...
+
+    def decode_fields(self, room: int, prefill: Peer | None, handoff: Raw | None) -> list[tuple[str, bytes]]:
+        """The fields to add to the client's body for D; no peer: D does both."""
+        ...
+
+    def release(self, handoff: Raw) -> tuple[str, bytes] | None:
+        """Path and body of the call that frees P's blocks when D will not come, where the engine has one."""
+        ...
+
+
+OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+DROPPED_ON_PREFILL: Final = frozenset(
+    {
+        # pointless or refused together with one unstreamed token
+        "stream_options",
+        "min_tokens",
+        "min_completion_tokens",
+        "n",
+        "best_of",
+        # would let P end by itself and give no KV parameters
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        # about tokens that D will make
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    }
+    | INTERNAL_FIELDS
+)
+
+
+def one_token_fields(call: Call) -> dict[str, bytes | Raw]:
+    """The client's fields for a P leg that computes the prompt and one token that nobody will see.
+
+    Every output cap that the endpoint knows is 1 (one that is left alone would win over the others); the answer is not
+    streamed; the token may be anything, also an end of sequence, so that P always ends by length and hands over.
+    """
+    kept: dict[str, bytes | Raw] = {k: v for k, v in call.fields.items() if k not in DROPPED_ON_PREFILL}
+    for cap in OUTPUT_CAPS:
+        if cap in kept:
+            kept[cap] = b"1"
+    kept["max_tokens"] = b"1"
+    kept["stream"] = b"false"
+    kept["ignore_eos"] = b"true"
+    return kept
+
+
+class _Details(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(Struct):
+    usage: _Usage | None = None
+    kv_transfer_params: Raw = Raw(b"null")
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def read_usage_and_params(body: bytes) -> tuple[Usage, Fields | None, Raw]:
+    """Usage and `kv_transfer_params` (decoded one level, and raw) of an answer. Raises GarbageAnswer."""
+    try:
+        answer = _ANSWER.decode(body)
+        params = msgspec.json.decode(answer.kv_transfer_params, type=Fields | None)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise GarbageAnswer(f"not the JSON of an answer ({exc})") from exc
+    return usage_of(answer.usage), params, answer.kv_transfer_params
+
+
+def usage_of(usage: _Usage | None) -> Usage:
+    """P's usage in our own form; absent details mean that nothing was cached."""
+    if usage is None:
+        return Usage()
+    details = usage.prompt_tokens_details
+    cached = (details.cached_tokens or 0) if details is not None else 0
+    # P's one token is not part of the answer.
+    return Usage(usage.prompt_tokens, None, cached)

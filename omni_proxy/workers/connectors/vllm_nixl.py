@@ -1,0 +1,52 @@
+"""vLLM's NIXL connector, and the embedded engine, which speaks the same: P first, D pulls.
+
+P is asked with `do_remote_decode`, answers with the place of its blocks, and D gets that place verbatim. Seen on vLLM
+0.32: block ids are nested per KV group, so the object is passed on untouched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw
+
+from omni_proxy.call import Call, encode_fields
+from omni_proxy.messages import Mode
+from omni_proxy.workers.connectors.base import (
+    GarbageAnswer,
+    Peer,
+    PrefillAnswer,
+    one_token_fields,
+    read_usage_and_params,
+)
+
+ASK_PREFILL: Final = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
+    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
+)
+
+
+class VllmNixl:
+    """Sequential; also serves without a handoff."""
+
+    name = "vllm-nixl"
+    modes = (Mode.SEQUENTIAL, Mode.AGGREGATED)
+    handoff_reusable = True
+
+    def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
+        return encode_fields(one_token_fields(call) | {"kv_transfer_params": ASK_PREFILL})
+
+    def read_prefill(self, body: bytes) -> PrefillAnswer:
+        usage, params, raw = read_usage_and_params(body)
+        if params is None:
+            return PrefillAnswer(None, usage)
+        if bytes(params.get("do_remote_prefill", b"")) != b"true":
+            # P's own parameters sent back (seen when P ended by itself): they would crash D.
+            raise GarbageAnswer("kv_transfer_params without do_remote_prefill")
+        return PrefillAnswer(raw, usage)
+
+    def decode_fields(self, room: int, prefill: Peer | None, handoff: Raw | None) -> list[tuple[str, bytes]]:
+        return [] if handoff is None else [("kv_transfer_params", bytes(handoff))]
+
+    def release(self, handoff: Raw) -> tuple[str, bytes] | None:
+        return None

@@ -1,0 +1,337 @@
+"""The HTTP/1.1 client for the two legs: bytes out, callbacks in, a pool of idle connections for each worker.
+
+Written on asyncio protocols because a task and a queue for each chunk would cost more than relaying it. One
+connection carries one request at a time; there is no pipelining. Idle connections are used last in, first out, and
+dropped before the engine's own keep-alive time ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Final, Protocol, cast
+
+import httptools
+
+from omni_proxy.messages import Failure, FailureKind
+
+Headers = list[tuple[bytes, bytes]]
+
+_LENGTH_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Largest answer head that is read; more is garbage."""
+
+
+class Handler(Protocol):
+    """Who waits for an answer. After `on_end` or `on_failure` no other call comes; neither after `Ticket.abort`."""
+
+    def on_sent(self) -> None:
+        """The whole request was handed to the connection."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_failure(self, failure: Failure) -> None: ...
+
+
+class Ticket:
+    """One request to a worker on its way; `abort` ends it without a further call to its handler."""
+
+    __slots__ = ("connection", "data", "done", "handler", "pool", "reused", "task")
+
+    def __init__(self, pool: WorkerPool, data: bytes, handler: Handler) -> None:
+        self.pool = pool
+        self.data = data
+        self.handler = handler
+        self.connection: WorkerConnection | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.reused = False
+        self.done = False
+
+    def abort(self) -> None:
+        """Close the connection under the request: engines take that as the end of it."""
+        if self.done:
+            return
+        self.done = True
+        self.pool.active.discard(self)
+        if self.task is not None:
+            self.task.cancel()
+        if self.connection is not None:
+            self.connection.close()
+
+    def pause(self) -> None:
+        """The reader of the answer is slow: stop reading from the worker."""
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        if self.connection is not None:
+            self.connection.resume()
+
+    def finish(self) -> None:
+        """The answer is whole."""
+        if not self.done:
+            self.done = True
+            self.pool.active.discard(self)
+            self.handler.on_end()
+
+    def fail(self, failure: Failure) -> None:
+        """There will be no whole answer."""
+        if not self.done:
+            self.done = True
+            self.pool.active.discard(self)
+            self.handler.on_failure(failure)
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One connection to a worker: parses the answer of the ticket that it carries."""
+
+    __slots__ = (
+        "answered",
+        "bodies",
+        "complete",
+        "head_bytes",
+        "headers",
+        "idle_since",
+        "keep",
+        "parser",
+        "paused",
+        "pool",
+        "ticket",
+        "transport",
+        "until_eof",
+    )
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+        self.parser = httptools.HttpResponseParser(self)
+        self.transport: asyncio.Transport | None = None
+        self.ticket: Ticket | None = None
+        self.headers: Headers = []
+        self.bodies: list[bytes] = []
+        self.head_bytes = 0
+        self.answered = False
+        self.complete = False
+        self.keep = False
+        self.until_eof = False
+        self.paused = False
+        self.idle_since = 0.0
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, ticket: Ticket) -> None:
+        """Carry a ticket; the connection must be idle."""
+        assert self.transport is not None
+        self.ticket = ticket
+        ticket.connection = self
+        self.answered = False
+        self.until_eof = False
+        self.head_bytes = 0
+        self.transport.write(ticket.data)
+        ticket.handler.on_sent()
+
+    def close(self) -> None:
+        self.ticket = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def pause(self) -> None:
+        if not self.paused and self.transport is not None and not self.transport.is_closing():
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.paused and self.transport is not None and not self.transport.is_closing():
+            self.paused = False
+            self.transport.resume_reading()
+
+    # ---------------------------------------------------------- asyncio protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+
+    def data_received(self, data: bytes) -> None:
+        ticket = self.ticket
+        if ticket is None:
+            # An answer that nobody asked for: this connection is out of step.
+            self.pool.forget(self)
+            self.close()
+            return
+        self.answered = True
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as exc:
+            if not self.complete:
+                self._garbage(ticket, f"not HTTP/1.1 ({type(exc).__name__})")
+                return
+            self.keep = False
+        if self.bodies:
+            bodies, self.bodies = self.bodies, []
+            if not ticket.done:
+                ticket.handler.on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+        if self.complete:
+            self._complete(ticket)
+        elif self.headers:
+            self.head_bytes += len(data)
+            if self.head_bytes > MAX_HEAD_BYTES:
+                self._garbage(ticket, "head too large")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.forget(self)
+        ticket, self.ticket = self.ticket, None
+        if ticket is None or ticket.done:
+            return
+        if not self.answered and ticket.reused:
+            self.pool.resend(ticket)
+        elif self.until_eof and exc is None:
+            ticket.finish()
+        else:
+            reason = str(exc) if exc is not None else "connection closed"
+            ticket.fail(Failure(FailureKind.CLOSED, reason, answered=self.answered))
+
+    # ------------------------------------------------------------ parser callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self.parser.get_status_code()
+        headers, self.headers = self.headers, []
+        ticket = self.ticket
+        if status < 200 or ticket is None:
+            return
+        if self.complete:
+            self.keep = False
+            return
+        self.keep = self.parser.should_keep_alive()
+        self.until_eof = not any(name in _LENGTH_HEADERS for name, _ in headers)
+        ticket.handler.on_head(status, headers)
+
+    def on_body(self, body: bytes) -> None:
+        if not self.complete:
+            self.bodies.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.get_status_code() >= 200:
+            self.complete = True
+
+    # -------------------------------------------------------------------- internals
+
+    def _complete(self, ticket: Ticket) -> None:
+        """Free the connection first: what the handler does next may need one."""
+        self.ticket = None
+        self.complete = False
+        self.resume()
+        if self.keep and not ticket.done:
+            self.pool.put_back(self)
+        else:
+            self.close()
+        ticket.finish()
+
+    def _garbage(self, ticket: Ticket, detail: str) -> None:
+        self.close()
+        ticket.fail(Failure(FailureKind.GARBAGE, detail, answered=True))
+
+
+class WorkerPool:
+    """The connections to one worker."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        idle_s: float = 4.0,
+        max_idle: int = 1024,
+        connect_s: float = 5.0,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.active: set[Ticket] = set()
+        self._tls = tls
+        self._idle: deque[WorkerConnection] = deque()
+        self._idle_s = idle_s
+        self._max_idle = max_idle
+        self._connect_s = connect_s
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    def request(self, data: bytes, handler: Handler) -> Ticket:
+        """Send a whole request; the handler hears what comes of it, possibly before this returns."""
+        ticket = Ticket(self, data, handler)
+        self.active.add(ticket)
+        oldest = self._loop.time() - self._idle_s
+        while self._idle:
+            connection = self._idle.pop()
+            transport = connection.transport
+            if connection.idle_since >= oldest and transport is not None and not transport.is_closing():
+                ticket.reused = True
+                connection.send(ticket)
+                return ticket
+            connection.close()
+        self._open(ticket)
+        return ticket
+
+    def resend(self, ticket: Ticket) -> None:
+        """A reused connection died before any byte of an answer: nothing was processed, use a new one."""
+        ticket.reused = False
+        ticket.connection = None
+        self._open(ticket)
+
+    def put_back(self, connection: WorkerConnection) -> None:
+        """Keep an idle connection for the next request."""
+        if self._closed or len(self._idle) >= self._max_idle:
+            connection.close()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+
+    def forget(self, connection: WorkerConnection) -> None:
+        """A connection ended; it may have been idle."""
+        if connection.ticket is None and self._idle:
+            try:
+                self._idle.remove(connection)
+            except ValueError:
+                return
+
+    def expire(self) -> None:
+        """Close what has been idle for too long."""
+        oldest = self._loop.time() - self._idle_s
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().close()
+
+    def close(self) -> None:
+        """Close idle connections and take none back; running requests end by themselves."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _open(self, ticket: Ticket) -> None:
+        ticket.task = self._loop.create_task(self._connect(ticket))
+
+    async def _connect(self, ticket: Ticket) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await self._loop.create_connection(
+                    lambda: WorkerConnection(self), self.host, self.port, ssl=self._tls
+                )
+        except TimeoutError:
+            ticket.fail(Failure(FailureKind.CONNECT, "no connection in time"))
+            return
+        except OSError as exc:
+            ticket.fail(Failure(FailureKind.CONNECT, exc.strerror or type(exc).__name__))
+            return
+        ticket.task = None
+        if ticket.done:
+            connection.close()
+        else:
+            connection.send(ticket)

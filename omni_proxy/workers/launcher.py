@@ -1,0 +1,187 @@
+"""Starts embedded workers as processes of their own, watches them, starts them again, and ends them.
+
+Two pipes tie a worker to its launcher: one on which it says that it serves, and one that it reads until the launcher's
+death closes it. So nothing is left behind, whoever dies first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+START_LIMIT_S: Final = 120.0
+BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+STABLE_S: Final = 30.0
+"""A worker that lived this long starts again without delay."""
+TERM_LIMIT_S: Final = 8.0
+"""From SIGTERM to SIGKILL: more than a worker's own drain."""
+_KEPT_LINES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What to start: a name, a role, and the arguments behind `omni-proxy worker`."""
+
+    name: str
+    role: str
+    arguments: tuple[str, ...]
+
+
+class Ready(msgspec.Struct):
+    """What a worker says when it serves."""
+
+    host: str
+    port: int
+    pid: int
+
+
+class StartFailed(Exception):
+    """A worker could not start; the text is its own last line."""
+
+
+class Report:
+    """Where a launcher tells what happens; all calls come from the event loop."""
+
+    def __init__(
+        self,
+        starting: Callable[[WorkerPlan], None],
+        serving: Callable[[WorkerPlan, Ready, float], None],
+        lost: Callable[[WorkerPlan, str], None],
+    ) -> None:
+        self.starting = starting
+        self.serving = serving
+        self.lost = lost
+
+
+class Launcher:
+    """The worker processes of one `omni-proxy up`."""
+
+    def __init__(self, plans: Sequence[WorkerPlan], report: Report) -> None:
+        self._plans = plans
+        self._report = report
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Keep all workers running until cancelled. Raises StartFailed when one cannot start the first time."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for plan in self._plans:
+                    group.create_task(self._keep(plan), name=f"keep {plan.name}")
+        except* StartFailed as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End every worker: politely, then not. Returns when all are gone."""
+        self._stopping = True
+        await asyncio.gather(*map(_end, list(self._processes.values())))
+        self._processes.clear()
+
+    async def _keep(self, plan: WorkerPlan) -> None:
+        failures = 0
+        first = True
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            begun = loop.time()
+            self._report.starting(plan)
+            reason, served = await self._run_once(plan, begun)
+            if first and not served:
+                raise StartFailed(f"{plan.name}: {reason}")
+            first = False
+            failures = 0 if loop.time() - begun > STABLE_S else failures + 1
+            self._report.lost(plan, reason)
+            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] if failures else 0.0)
+
+    async def _run_once(self, plan: WorkerPlan, begun: float) -> tuple[str, bool]:
+        """One life of a worker: why it ended, and whether it served."""
+        ready_read, ready_write = os.pipe()
+        parent_read, parent_write = os.pipe()
+        try:
+            process = await self._spawn(plan, ready_write, parent_read)
+        finally:
+            os.close(ready_write)
+            os.close(parent_read)
+        self._processes[plan.name] = process
+        assert process.stderr is not None
+        tail = asyncio.create_task(_pass_on(process.stderr), name=f"stderr of {plan.name}")
+        try:
+            ready = await _read_ready(ready_read)
+            if ready is not None:
+                self._report.serving(plan, ready, asyncio.get_running_loop().time() - begun)
+            code = await process.wait()
+            lines = await tail
+        finally:
+            os.close(parent_write)
+            tail.cancel()
+        self._processes.pop(plan.name, None)
+        return _why(code, lines), ready is not None
+
+    async def _spawn(self, plan: WorkerPlan, ready_fd: int, parent_fd: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "omni_proxy",
+            "worker",
+            *plan.arguments,
+            f"--ready-fd={ready_fd}",
+            f"--parent-fd={parent_fd}",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=(ready_fd, parent_fd),
+            # Ctrl-C in a terminal reaches the whole foreground group: workers are ended by us, in order.
+            start_new_session=True,
+        )
+
+
+async def _read_ready(fd: int) -> Ready | None:
+    """The worker's word that it serves; None when it ended, or took too long, without a word."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
+    )
+    try:
+        async with asyncio.timeout(START_LIMIT_S):
+            line = await reader.readline()
+        return msgspec.json.decode(line, type=Ready) if line else None
+    except (TimeoutError, msgspec.MsgspecError):
+        return None
+    finally:
+        transport.close()
+
+
+async def _pass_on(stream: asyncio.StreamReader) -> list[str]:
+    """Copy a worker's stderr to ours; keep its last lines."""
+    kept: list[str] = []
+    while line := await stream.readline():
+        text = line.decode("utf-8", "replace").rstrip()
+        kept = [*kept[1 - _KEPT_LINES :], text]
+        sys.stderr.write(text + "\n")
+    return kept
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(TERM_LIMIT_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _why(code: int, lines: Sequence[str]) -> str:
+    how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    return f"{how}: {lines[-1]}" if lines and code > 0 else how
