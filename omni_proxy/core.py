@@ -7,7 +7,7 @@ same call: whoever carries the effects out may fail or be cancelled and can lose
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, assert_never
 
 from msgspec import Struct
@@ -55,6 +55,7 @@ from omni_proxy.scheduler.pools import Pools, serves
 from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.registry import DECODE_PLACERS, PREFILL_PLACERS
 
+_OUTCOMES: Final[Mapping[On, Outcome]] = {On(outcome.value): outcome for outcome in Outcome}
 _WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
 
 
@@ -209,10 +210,16 @@ class Core:
             deadline = now + (self._settings.queue_timeout_s if ready else self._settings.no_worker_timeout_s)
         if pool is not None and pool.mode is Mode.AGGREGATED:
             request.move(On.DECODE_RETRIED if retry else On.ENQUEUE_DECODE, now)
-            self._planner.wait_for_decode(request, deadline, retry)
         else:
             request.move(On.RETRIED if retry else On.ENQUEUE_PREFILL, now)
-            self._planner.wait_for_prefill(request, deadline, retry)
+        self._line_up(request, now, deadline, retry)
+
+    def _line_up(self, request: Request, now: float, deadline: float, first: bool = False) -> None:
+        """Straight to its workers where nobody else waits and there is room, else into its line."""
+        if self._planner.place_at_once(request, now):
+            self._start(request, now)
+        else:
+            self._planner.wait(request, deadline, first)
 
     # --------------------------------------------------------------- grants and legs
 
@@ -220,19 +227,20 @@ class Core:
         if not self._planner.prefill_queue and not self._planner.decode_queue:
             return
         for request in self._planner.plan(now):
-            if request.stage is Stage.DECODE_WAITING:
-                request.move(On.GRANTED, now)
-                self._start_decode(request)
-            elif request.mode is Mode.PARALLEL:
-                self._start_pair(request, now)
-            else:
-                request.move(On.GRANTED, now)
-                assert request.prefill_lease is not None
-                self._effects.append(StartPrefill(request.prefill_lease))
+            self._start(request, now)
 
-    def _start_decode(self, request: Request) -> None:
-        assert request.decode_lease is not None
-        self._effects.append(StartDecode(request.decode_lease, request.handoff_from))
+    def _start(self, request: Request, now: float) -> None:
+        """Send the legs for which leases have just been booked."""
+        if request.stage is Stage.DECODE_WAITING:
+            request.move(On.GRANTED, now)
+            assert request.decode_lease is not None
+            self._effects.append(StartDecode(request.decode_lease, request.handoff_from))
+        elif request.mode is Mode.PARALLEL:
+            self._start_pair(request, now)
+        else:
+            request.move(On.GRANTED, now)
+            assert request.prefill_lease is not None
+            self._effects.append(StartPrefill(request.prefill_lease))
 
     def _start_pair(self, request: Request, now: float) -> None:
         prefill, decode = request.prefill_lease, request.decode_lease
@@ -292,7 +300,7 @@ class Core:
         request.handoff_from = prefill
         self._ledger.hold(request.rid, prefill, request.prompt_tokens)
         request.move(On.PREFILL_DONE, now)
-        self._planner.wait_for_decode(request, now + self._settings.queue_timeout_s)
+        self._line_up(request, now, now + self._settings.queue_timeout_s)
 
     def _first_token(self, lease: Lease, now: float) -> None:
         request = self._current(lease)
@@ -355,7 +363,7 @@ class Core:
         request.avoid = request.avoid | {lease.worker}
         if verdict is Verdict.DECODE_AGAIN:
             request.move(On.DECODE_RETRIED, now)
-            self._planner.wait_for_decode(request, now + self._settings.queue_timeout_s, first=True)
+            self._line_up(request, now, now + self._settings.queue_timeout_s, first=True)
         else:
             self._start_over(request, now)
 
@@ -454,7 +462,7 @@ class Core:
         self._drop_leases(request, keep=failed)
         self._ledger.drop_hold(request.rid)
         del self._requests[request.rid]
-        outcome = Outcome(on.value)
+        outcome = _OUTCOMES[on]
         record = request.record(outcome, error, detail)
         self._effects.append(Close(request.rid, outcome, record, error, detail, failed, retry_after_s))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ class Admission(Struct, frozen=True):
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 16_000_000
 
-    def refuse_arrival(self, request: Request, pools: Pools, queues: Iterable[WaitingQueue]) -> Refusal | None:
+    def refuse_arrival(self, request: Request, pools: Pools, queues: Sequence[WaitingQueue]) -> Refusal | None:
         """The reason why a request may not come in, or None.
 
         The bounds count here only for a request that could not start at once anyway, because others of its model
@@ -29,15 +29,14 @@ class Admission(Struct, frozen=True):
         model = request.spec.model
         if pools.of(model) is None:
             return Refusal(ErrorCode.MODEL_NOT_FOUND, f"The model {model!r} does not exist.")
-        queues = tuple(queues)
-        if all(q.head((model,)) is None for q in queues):
-            return None
-        return self._refuse(sum(len(q) for q in queues), sum(q.tokens for q in queues), request.prompt_tokens)
+        for queue in queues:
+            if queue.head((model,)) is not None:
+                return self._refuse(sum(map(len, queues)), sum(q.tokens for q in queues), request.prompt_tokens)
+        return None
 
-    def refuse_wait(self, request: Request, queues: Iterable[WaitingQueue]) -> Refusal | None:
+    def refuse_wait(self, request: Request, queues: Sequence[WaitingQueue]) -> Refusal | None:
         """The reason why a request that has just lined up, and found no room, may not stay; or None."""
-        queues = tuple(queues)
-        others = sum(len(q) for q in queues) - 1
+        others = sum(map(len, queues)) - 1
         return self._refuse(others, sum(q.tokens for q in queues) - request.prompt_tokens, request.prompt_tokens)
 
     def _refuse(self, waiting: int, waiting_tokens: int, prompt_tokens: int) -> Refusal | None:

@@ -94,6 +94,8 @@ class Ledger:
         self._clock = 0
         self.trusted_from = 0.0
         """From this instant on no worker is ejected."""
+        self.shortest_context = inf
+        """A prompt below this fits every member."""
         self._max_fails = max_fails
         self._fail_timeout_s = fail_timeout_s
 
@@ -106,6 +108,7 @@ class Ledger:
             load = self._workers[spec.name] = WorkerLoad(spec)
             self._workers = dict(sorted(self._workers.items()))
         load.describe(spec)
+        self._members_changed()
         return load
 
     def put(self, spec: WorkerSpec) -> WorkerLoad:
@@ -127,7 +130,12 @@ class Ledger:
 
     def remove(self, name: str) -> None:
         """Forget a member. Its grants keep their counters until they come home, then nobody sees them."""
-        self._workers.pop(name, None)
+        if self._workers.pop(name, None) is not None:
+            self._members_changed()
+
+    def _members_changed(self) -> None:
+        limits = (w.spec.max_model_len for w in self._workers.values())
+        self.shortest_context = min((limit for limit in limits if limit is not None), default=inf)
 
     def get(self, name: str) -> WorkerLoad | None:
         return self._workers.get(name)

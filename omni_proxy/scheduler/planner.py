@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Lease, Leg, Mode, Placement
+from omni_proxy.messages import Lease, Leg, Mode, Placement, Stage
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 from omni_proxy.scheduler.placement import Placer, fitting, has_decode_room, has_prefill_room, pick, trusted
 from omni_proxy.scheduler.pools import Pool, Pools, domain_of
@@ -31,13 +31,20 @@ class Planner:
         self._prefill_placer = prefill_placer
         self._decode_placer = decode_placer
 
-    def wait_for_prefill(self, request: Request, deadline: float, first: bool = False) -> None:
-        """Line up for P, in parallel mode for P and D."""
-        self.prefill_queue.push(request, (request.spec.model,), deadline, first)
+    def place_at_once(self, request: Request, now: float) -> bool:
+        """Grant leases to a request that has not lined up yet; False when others wait or nobody has room."""
+        if self.prefill_queue or self.decode_queue:
+            return False
+        if request.stage is Stage.DECODE_WAITING:
+            return self.place_decode(request, now)
+        return self.place_prefill(request, now)
 
-    def wait_for_decode(self, request: Request, deadline: float, first: bool = False) -> None:
-        """Line up for D, behind those only whose KV can be pulled by the same workers."""
+    def wait(self, request: Request, deadline: float, first: bool = False) -> None:
+        """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
         line: tuple[str, ...] = (request.spec.model,)
+        if request.stage is Stage.PREFILL_WAITING:
+            self.prefill_queue.push(request, line, deadline, first)
+            return
         if request.handoff_from is not None and (peer := self.ledger.get(request.handoff_from)) is not None:
             line += domain_of(peer.spec)
         self.decode_queue.push(request, line, deadline, first)
@@ -141,7 +148,8 @@ class Planner:
         return pick(able, self._decode_placer, Leg.DECODE, _kv_tokens(request), has_decode_room)
 
     def _candidates(self, workers: Sequence[WorkerLoad], request: Request, now: float) -> Sequence[WorkerLoad]:
-        workers = fitting(workers, request.prompt_tokens)
+        if request.prompt_tokens >= self.ledger.shortest_context:
+            workers = fitting(workers, request.prompt_tokens)
         if not request.avoid and now >= self.ledger.trusted_from:
             return workers
         return trusted(workers, request.avoid, now)

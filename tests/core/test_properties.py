@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -104,6 +105,8 @@ class Audit:
                 return rid in self.open
             case WorkerUp(worker):
                 self.usable[worker.name] = worker
+            case WorkerAdded(worker) if worker.name in self.usable:
+                self.usable[worker.name] = worker
             case WorkerDown(name) | WorkerDraining(name) | WorkerRemoved(name):
                 self.usable.pop(name, None)
             case _:
@@ -178,7 +181,7 @@ class World:
     def step(self, op: Op) -> None:
         """Let one thing happen; whoever could have gone on by then was let go on."""
         what, a, b = op
-        self.now += (0.0, 0.0, 0.01, 1.0, 7.0)[b % 5]
+        self.now += (0.0, 0.0, 1 / 64, 1.0, 7.0)[b % 5]  # whole in binary: sums are exact
         self.tick_if_due()
         self.tell(_HAPPENINGS[what % len(_HAPPENINGS)](self, a, b))
         if (at := self.core.next_wakeup()) is None or at > self.now:
@@ -263,8 +266,23 @@ _HAPPENINGS: tuple[Callable[[World, int, int], Event], ...] = (
     lambda world, a, b: FrontLost(f"f{a % 2}-") if b % 4 == 0 else Tick(),
 )
 
-_NUMBER = st.integers(0, 1 << 12)
-SCRIPTS = st.lists(st.tuples(st.integers(0, len(_HAPPENINGS) - 1), _NUMBER, _NUMBER), max_size=80)
+_KINDS = st.integers(0, len(_HAPPENINGS) - 1)
+_NUMBERS = st.integers(0, 1 << 12)
+
+
+def _long_script(seed: int) -> list[Op]:
+    """What hypothesis would not write by itself: long, and with most of it about requests."""
+    rng = Random(seed)
+    return [
+        (rng.randrange(len(_HAPPENINGS) if rng.random() < 0.6 else 12), rng.randrange(4096), rng.randrange(4096))
+        for _ in range(rng.choice((40, 150)))
+    ]
+
+
+SCRIPTS = st.one_of(
+    st.lists(st.tuples(_KINDS, _NUMBERS, _NUMBERS), max_size=60),
+    st.integers(0, 1 << 32).map(_long_script),
+)
 
 
 def play(mode: Mode | None, script: list[Op]) -> World:
