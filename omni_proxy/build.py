@@ -109,7 +109,7 @@ class Gateway:
         for worker in self.config.workers:
             self.membership.add(worker)
         server = _Server(self._uvicorn_config())
-        async with self._maintenance():
+        async with self._maintenance(server):
             serving = asyncio.create_task(server.serve([sock]), name="uvicorn")
             stopper = asyncio.create_task(self._stop_when(server, stop, force), name="stopper")
             try:
@@ -151,8 +151,9 @@ class Gateway:
         )
 
     @contextlib.asynccontextmanager
-    async def _maintenance(self) -> AsyncIterator[None]:
+    async def _maintenance(self, server: uvicorn.Server) -> AsyncIterator[None]:
         tasks = [
+            asyncio.create_task(_every(1.0, functools.partial(self._close_idle, server)), name="close idle clients"),
             asyncio.create_task(_every(SWEEP_S, self._sweep), name="sweep"),
             asyncio.create_task(_every(FLUSH_S, self._flush), name="flush access log"),
         ]
@@ -167,6 +168,12 @@ class Gateway:
                 self._counter.close()
             if self._log is not None:
                 self._log.close()
+
+    def _close_idle(self, server: uvicorn.Server) -> None:
+        before = asyncio.get_running_loop().time() - self.config.timeouts.client_keepalive_s
+        for connection in list(server.server_state.connections):
+            if isinstance(connection, FrontProtocol):
+                connection.close_if_idle(before)
 
     def _sweep(self) -> None:
         self.edge.sweep()
@@ -217,8 +224,10 @@ def stop_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     """A bound socket. Raises ConfigError in one line when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        # Accepted sockets inherit it: tokens must not wait for acknowledgements of the ones before.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
         # Listening at once makes a second gateway on this port fail here and not later.

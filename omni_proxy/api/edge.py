@@ -7,7 +7,7 @@ sockets) can be lost without the core losing count, because every outcome comes 
 from __future__ import annotations
 
 import asyncio
-import logging
+import random
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,8 +31,6 @@ from omni_proxy.messages import (
     Tokenize,
 )
 from omni_proxy.workers.upstream import Upstream
-
-logger = logging.getLogger(__name__)
 
 FORCED_USAGE = ("stream_options", b'{"include_usage":true}')
 """Asked of every D so that streams are counted in true tokens; taken out again before the client."""
@@ -76,6 +74,7 @@ class Edge:
         self._on_closed = on_closed
         self._on_rejected = on_rejected
         self._serial = 0
+        self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -154,7 +153,7 @@ class Edge:
             self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
             return
         if peer is not None or exchange.room == 0:
-            exchange.room = secrets.randbits(63)
+            exchange.room = self._random.getrandbits(63)
         body = upstream.connector.prefill_body(exchange.call, exchange.room, upstream.peer)
         self._send(PrefillLeg(exchange, lease, self.post, self._loop, upstream.connector), upstream, body)
 

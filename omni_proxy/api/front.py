@@ -103,12 +103,14 @@ class FrontProtocol(HttpToolsProtocol):
         self._answering: _HotRequest | None = None
         self._body_timer: asyncio.TimerHandle | None = None
         self._in_message = False
+        self._idle_since: float | None = None
         self.peer = ""
 
     # ---------------------------------------------------------------- asyncio protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self.peer = self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -124,6 +126,22 @@ class FrontProtocol(HttpToolsProtocol):
             self._stop_body_timer()
             if self._in_message and not self.transport.is_closing():
                 self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+
+    def on_response_complete(self) -> None:
+        """The next request's turn. Idle time is swept (`close_if_idle`): a timer a request would cost more."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle_since = self.loop.time()
+
+    def close_if_idle(self, before: float) -> None:
+        """Close a connection on which nothing has happened since an instant of the loop's clock."""
+        if self._idle_since is not None and self._idle_since < before and not self.transport.is_closing():
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -142,6 +160,7 @@ class FrontProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._in_message = True
+        self._idle_since = None
 
     def on_headers_complete(self) -> None:
         if self.parser.get_method() == b"POST" and self.url.partition(b"?")[0] in _HOT:

@@ -14,8 +14,7 @@ import msgspec
 
 from omni_proxy.api.exchange import Answer, Exchange
 from omni_proxy.api.http_out import passed_on
-from omni_proxy.api.sse import StreamScan, read_usage, with_cached_tokens
-from omni_proxy.call import Fields, encode_fields
+from omni_proxy.api.sse import StreamScan, WithUsage, read_usage, splice
 from omni_proxy.messages import (
     DecodeDone,
     Event,
@@ -38,6 +37,7 @@ Post = Callable[[Event], None]
 
 MAX_ANSWER_BYTES: Final = 256 << 20
 """Largest unstreamed answer that is held in memory."""
+_ANSWER = msgspec.json.Decoder(WithUsage)
 _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -192,17 +192,16 @@ class DecodeLeg(Leg):
 
     def _end_object(self) -> None:
         body = self._body_bytes()
+        cached = self.exchange.prefill_cached if self._handed_over else None
+        usage, patched = Usage(), None
         try:
-            fields = msgspec.json.decode(body, type=Fields)
-            usage = msgspec.json.decode(fields.get("usage", b"null"), type=Fields | None)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, "not a JSON object", 200, answered=True)))
+            raw = _ANSWER.decode(body).usage
+            if bytes(raw) != b"null":
+                usage, patched = read_usage(raw, cached)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, "not a JSON answer", 200, answered=True)))
             return
-        counted = Usage()
-        if usage is not None:
-            counted = read_usage(usage)
-            patched = with_cached_tokens(usage, self.exchange.prefill_cached if self._handed_over else None)
-            if patched is not None:
-                body = encode_fields({**fields, "usage": patched})
+        if patched is not None:
+            body = splice(body, bytes(raw), patched)
         self.exchange.respond(200, passed_on(self.headers), body)
-        self._ended(DecodeDone(self.lease, counted))
+        self._ended(DecodeDone(self.lease, usage))

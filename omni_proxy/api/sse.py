@@ -48,9 +48,16 @@ class _Error(Struct):
     error: Raw = Raw(b"null")
 
 
+class WithUsage(Struct):
+    """An answer or a chunk, as far as usage is concerned."""
+
+    usage: Raw = Raw(b"null")
+    choices: Raw = Raw(b"null")
+
+
 _EVENT = msgspec.json.Decoder(_Event)
 _ERROR = msgspec.json.Decoder(_Error)
-_FIELDS = msgspec.json.Decoder(Fields)
+_WITH_USAGE = msgspec.json.Decoder(WithUsage)
 
 
 class StreamScan:
@@ -156,19 +163,15 @@ class StreamScan:
         if len(found) != 1:
             return event
         try:
-            fields = _FIELDS.decode(found[0])
-            usage = msgspec.json.decode(fields["usage"], type=Fields | None)
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+            fields = _WITH_USAGE.decode(found[0])
+            if bytes(fields.usage) == b"null":
+                return event
+            self.usage, patched = read_usage(fields.usage, self._cached_tokens)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return event
-        if usage is None:
-            return event
-        self.usage = read_usage(usage)
-        if self._strip_usage and bytes(fields.get("choices", b"")).strip() == b"[]":
+        if self._strip_usage and bytes(fields.choices).strip() == b"[]":
             return None
-        patched = with_cached_tokens(usage, self._cached_tokens)
-        if patched is None:
-            return event
-        return event.replace(found[0], encode_fields({**fields, "usage": patched}))
+        return event if patched is None else splice(event, bytes(fields.usage), patched)
 
 
 def payloads(data: bytes) -> list[bytes]:
@@ -183,35 +186,42 @@ def _has_content(choice: _Choice) -> bool:
     return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
-def read_usage(usage: Fields) -> Usage:
-    """Token counts of a usage object; what is not a count is None."""
-    details = _object(usage.get("prompt_tokens_details"))
-    return Usage(
-        _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(details.get("cached_tokens"))
-    )
+class UsageObject(Struct):
+    """The counts of a usage object; `prompt_tokens_details` stays raw, it is edited by insertion."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Raw = Raw(b"null")
 
 
-def with_cached_tokens(usage: Fields, cached_tokens: int | None) -> bytes | None:
-    """A usage object with P's cached tokens in it, or None where it stays as it is.
+_USAGE = msgspec.json.Decoder(UsageObject)
+_DETAILS = msgspec.json.Decoder(Fields)
+_COUNT = msgspec.json.Decoder(int)
 
-    Engines that report no details at all are left alone: they were told not to.
+
+def read_usage(raw: Raw | bytes, cached_tokens: int | None) -> tuple[Usage, bytes | None]:
+    """D's counts, and the usage object with P's cached tokens in it (None: it stays as it is).
+
+    Engines that report no details at all are left alone: they were told not to. Raises msgspec.MsgspecError.
     """
-    if cached_tokens is None or bytes(usage.get("prompt_tokens_details", b"null")) == b"null":
-        return None
-    details = _object(usage["prompt_tokens_details"])
-    patched = encode_fields({**details, "cached_tokens": b"%d" % cached_tokens})
-    return encode_fields({**usage, "prompt_tokens_details": patched})
+    found = _USAGE.decode(raw)
+    details = bytes(found.prompt_tokens_details)
+    usage = Usage(found.prompt_tokens, found.completion_tokens)
+    if details == b"null":
+        return usage, None
+    fields = _DETAILS.decode(details)
+    if cached_tokens is None:
+        own = fields.get("cached_tokens")
+        counted = None if own is None or bytes(own) == b"null" else _COUNT.decode(own)
+        return Usage(found.prompt_tokens, found.completion_tokens, counted), None
+    patched = encode_fields({**fields, "cached_tokens": b"%d" % cached_tokens})
+    return usage, splice(bytes(raw), details, patched)
 
 
-def _object(raw: Raw | None) -> Fields:
-    try:
-        return msgspec.json.decode(raw, type=Fields | None) or {} if raw is not None else {}
-    except msgspec.DecodeError:
-        return {}
+def splice(body: bytes, old: bytes, new: bytes) -> bytes:
+    """`body` with the last occurrence of `old` replaced.
 
-
-def _count(raw: Raw | None) -> int | None:
-    try:
-        return msgspec.json.decode(raw, type=int | None) if raw is not None else None
-    except msgspec.DecodeError:
-        return None
+    Safe for a JSON object inside JSON text: quotes inside strings are escaped, so text can never look like it.
+    """
+    at = body.rindex(old)
+    return body[:at] + new + body[at + len(old) :]

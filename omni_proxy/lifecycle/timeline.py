@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from omni_proxy.messages import Leg, Mode, RequestRecord, Stage
 
 
@@ -14,6 +16,8 @@ def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, f
         P  PREFILL_WAITING ─┬─ PREFILL_SCHEDULED ─ PREFILL_RUNNING ─┤ prefill_done_at
         D                   └─ DECODE_SCHEDULED ── DECODE_RUNNING ──────────┤ FINISHED, or PREFILL_WAITING again
     """
+    if record.mode is not Mode.PARALLEL:
+        return _one_track(record, now)
     open_end = record.ended_at if record.ended_at is not None else now
     spans: list[tuple[Stage, float, float]] = []
     for index, mark in enumerate(record.marks):
@@ -31,11 +35,21 @@ def stage_seconds(record: RequestRecord, now: float) -> dict[Stage, float]:
     return total
 
 
+def _one_track(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
+    """Without a second track each visit ends where the next one begins."""
+    marks = record.marks
+    spans = [(mark.stage, mark.at, after.at) for mark, after in pairwise(marks)]
+    last = marks[-1]
+    if last.stage is not Stage.FINISHED:
+        spans.append((last.stage, last.at, now))
+    return spans
+
+
 def _end_of_visit(record: RequestRecord, index: int) -> float | None:
     mark = record.marks[index]
     later = record.marks[index + 1 :]
     track = _track(mark.stage)
-    if record.mode is not Mode.PARALLEL or track is None:
+    if track is None:
         return later[0].at if later else None
     follows = next((m.at for m in later if _track(m.stage) in (track, None)), None)
     done_at = record.prefill_done_at

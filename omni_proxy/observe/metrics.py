@@ -64,7 +64,7 @@ class Metrics(Collector):
     def __init__(self, live: Live) -> None:
         self._live = live
         self._requests: dict[tuple[str, str, str], int] = {}
-        self._stages: dict[Stage, Histogram] = {}
+        self._stages = {stage: Histogram(SECONDS) for stage in Stage}
         self._ttft = Histogram(SECONDS)
         self._tpot = Histogram(TOKEN_SECONDS)
         self._e2e = Histogram(SECONDS)
@@ -98,10 +98,7 @@ class Metrics(Collector):
         key = (record.endpoint, outcome, record.error.value if record.error is not None else "")
         self._requests[key] = self._requests.get(key, 0) + 1
         for stage, begin, end in stage_spans(record, now):
-            histogram = self._stages.get(stage)
-            if histogram is None:
-                histogram = self._stages[stage] = Histogram(SECONDS)
-            histogram.observe(end - begin)
+            self._stages[stage].observe(end - begin)
         self._retries += max(0, record.attempts - (1 if record.mode is Mode.AGGREGATED else 2))
         if outcome == "completed":
             self._completed(record, now)
@@ -146,8 +143,9 @@ class Metrics(Collector):
             "Time spent in each stage; a stage that was skipped is not counted.",
             labels=("stage",),
         )
-        for stage, histogram in sorted(self._stages.items()):
-            histogram.add_to(stages, (stage.name.lower(),))
+        for stage, histogram in self._stages.items():
+            if any(histogram.counts):
+                histogram.add_to(stages, (stage.name.lower(),))
         yield stages
         for name, text, histogram in (
             ("omni_ttft_seconds", "Arrival to first content token (streams).", self._ttft),
