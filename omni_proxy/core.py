@@ -127,7 +127,7 @@ class Core:
     def next_wakeup(self) -> float | None:
         """The instant at which the core wants a `Tick`, or None."""
         prefill, decode = self._queues()
-        if not prefill and not decode:
+        if not (prefill.waits or decode.waits):
             return None
         # A worker that is trusted again may take what waits, and no other event would say so.
         instants = (prefill.next_deadline(), decode.next_deadline(), self._ledger.next_return(self._now))
@@ -224,7 +224,7 @@ class Core:
     # --------------------------------------------------------------- grants and legs
 
     def _plan(self, now: float) -> None:
-        if not self._planner.prefill_queue and not self._planner.decode_queue:
+        if not (self._planner.prefill_queue.waits or self._planner.decode_queue.waits):
             return
         for request in self._planner.plan(now):
             self._start(request, now)

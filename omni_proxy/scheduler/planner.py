@@ -33,7 +33,7 @@ class Planner:
 
     def place_at_once(self, request: Request, now: float) -> bool:
         """Grant leases to a request that has not lined up yet; False when others wait or nobody has room."""
-        if self.prefill_queue or self.decode_queue:
+        if self.prefill_queue.waits or self.decode_queue.waits:
             return False
         if request.stage is Stage.DECODE_WAITING:
             return self.place_decode(request, now)

@@ -31,50 +31,55 @@ class WaitingQueue:
     def __init__(self) -> None:
         # An OrderedDict takes from and puts to its front at the same cost, however long the line is.
         self._lines: dict[Line, OrderedDict[str, Request]] = {}
-        self._waits: dict[str, _Wait] = {}
+        self.waits: dict[str, _Wait] = {}
+        """Who waits; to be read only."""
         self._deadlines: list[tuple[float, int, str]] = []
         self._serial = 0
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._waits)
+        return len(self.waits)
 
     def __contains__(self, rid: str) -> bool:
-        return rid in self._waits
+        return rid in self.waits
 
     def push(self, request: Request, line: Line, deadline: float, first: bool = False) -> None:
         """Line up; `first` puts a request that had its turn before (a retry) in front of all others."""
         rid = request.rid
-        assert rid not in self._waits, f"{rid} waits already"
+        assert rid not in self.waits, f"{rid} waits already"
         self._serial += 1
-        waits = self._lines.get(line)
-        if waits is None:
-            waits = self._lines[line] = OrderedDict()
-        waits[rid] = request
+        row = self._lines.get(line)
+        if row is None:
+            row = self._lines[line] = OrderedDict()
+        row[rid] = request
         if first:
-            waits.move_to_end(rid, last=False)
+            row.move_to_end(rid, last=False)
         wait = _Wait(-self._serial if first else self._serial, line, request.prompt_tokens, deadline)
-        self._waits[rid] = wait
-        heapq.heappush(self._deadlines, (deadline, wait.turn, rid))
+        self.waits[rid] = wait
         self.tokens += wait.tokens
+        if len(self._deadlines) > 100 + 2 * len(self.waits):  # most are of waits that have ended
+            self._deadlines = [(w.deadline, w.turn, r) for r, w in self.waits.items()]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (deadline, wait.turn, rid))
 
     def remove(self, request: Request) -> bool:
         """Leave the line; False when the request was not in it."""
-        wait = self._waits.pop(request.rid, None)
+        wait = self.waits.pop(request.rid, None)
         if wait is None:
             return False
-        waits = self._lines[wait.line]
-        del waits[request.rid]
-        if not waits:
+        row = self._lines[wait.line]
+        del row[request.rid]
+        if not row:
             del self._lines[wait.line]
-        if not self._waits:
+        if not self.waits:
             self._deadlines.clear()
         self.tokens -= wait.tokens
         return True
 
     def requests(self) -> list[Request]:
         """Everyone who waits, each line in its order (a snapshot)."""
-        return [request for waits in self._lines.values() for request in waits.values()]
+        return [request for row in self._lines.values() for request in row.values()]
 
     def fronts(self) -> Iterator[Request]:
         """The first of each line, longest waiting first.
@@ -82,7 +87,7 @@ class WaitingQueue:
         When the caller removes the request that it was given, the next of that line gets its turn; otherwise the line
         is left. Longest waiting first keeps one model from starving another that shares its workers.
         """
-        turns = [(self._waits[next(iter(waits))].turn, line) for line, waits in self._lines.items()]
+        turns = [(self.waits[next(iter(row))].turn, line) for line, row in self._lines.items()]
         heapq.heapify(turns)
         while turns:
             turn, line = heapq.heappop(turns)
@@ -90,23 +95,23 @@ class WaitingQueue:
             assert request is not None
             yield request
             following = self.head(line)
-            if following is not None and (next_turn := self._waits[following.rid].turn) != turn:
+            if following is not None and (next_turn := self.waits[following.rid].turn) != turn:
                 heapq.heappush(turns, (next_turn, line))
 
     def head(self, line: Line) -> Request | None:
         """The request of a line whose turn is next."""
-        waits = self._lines.get(line)
-        return next(iter(waits.values())) if waits else None
+        row = self._lines.get(line)
+        return next(iter(row.values())) if row else None
 
     def deadline(self, request: Request) -> float:
         """The instant at which a request's wait is over."""
-        return self._waits[request.rid].deadline
+        return self.waits[request.rid].deadline
 
     def next_deadline(self) -> float | None:
         """The first instant at which a wait is over, or None."""
         while self._deadlines:
             deadline, turn, rid = self._deadlines[0]
-            wait = self._waits.get(rid)
+            wait = self.waits.get(rid)
             if wait is not None and wait.turn == turn:
                 return deadline
             heapq.heappop(self._deadlines)

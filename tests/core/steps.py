@@ -65,9 +65,9 @@ def _brief(effect: Effect) -> Effect | Ended:
     return effect
 
 
-def worker(name: str, role: Role | None = None, **more: object) -> WorkerSpec:
+def worker(name: str, **more: object) -> WorkerSpec:
     """A worker whose first letter says its role: p, d, or m for mixed. It can do every mode unless told otherwise."""
-    role = role or {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}[name[0]]
+    role = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}[name[0]]
     return WorkerSpec(**{"name": name, "role": role, "modes": tuple(Mode), **more})  # type: ignore[arg-type]
 
 

@@ -1,0 +1,129 @@
+"""Events and effects travel between processes: each comes back as what it was."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from omni_proxy.errors import ErrorCode
+from omni_proxy.messages import (
+    Abort,
+    Arrived,
+    Cancelled,
+    Close,
+    DecodeDone,
+    Effect,
+    Event,
+    Failure,
+    FailureKind,
+    FirstToken,
+    FrontLost,
+    Lease,
+    Leg,
+    LegFailed,
+    LegSent,
+    Mark,
+    Mode,
+    Outcome,
+    Placement,
+    PrefillDone,
+    RequestRecord,
+    RequestSpec,
+    Role,
+    Stage,
+    StartDecode,
+    StartPrefill,
+    Tick,
+    Tokenize,
+    Tokenized,
+    Usage,
+    WorkerAdded,
+    WorkerDown,
+    WorkerDraining,
+    WorkerRemoved,
+    WorkerSpec,
+    WorkerUp,
+)
+
+P, D = Lease("r", 1, "p0", Leg.PREFILL), Lease("r", 2, "d0", Leg.DECODE)
+WORKER = WorkerSpec("p0", Role.PREFILL, ("m",), (Mode.PARALLEL,), "g", "vllm-nixl", 4, 99, 8192, 10_000, True, 2.5)
+RECORD = RequestRecord(
+    "r",
+    "ext",
+    "m",
+    "chat",
+    True,
+    Mode.SEQUENTIAL,
+    (Mark(Stage.RECEIVED, 0.5, 0), Mark(Stage.FINISHED, 2.5, 2)),
+    1.0,
+    None,
+    Outcome.FAILED,
+    ErrorCode.WORKER_ERROR,
+    "why",
+    (Placement("p0", Leg.PREFILL, "least", (("p0", 0.0), ("p1", 7.5))),),
+    2,
+    100,
+    64,
+    None,
+    "tenant",
+)
+EVENTS: list[Event] = [
+    Arrived("r", RequestSpec("m", "chat", 100, 5, True, -1, True, "ext", "tenant")),
+    Tokenized("r", None),
+    Tokenized("r", 7, (1 << 62, 2)),
+    LegSent(P),
+    PrefillDone(P, True, False, Usage(1, 2, 3)),
+    FirstToken(D),
+    DecodeDone(D),
+    LegFailed(D, Failure(FailureKind.STATUS, "busy", 503, True)),
+    Cancelled("r"),
+    WorkerAdded(WORKER),
+    WorkerUp(WORKER),
+    WorkerDown("p0", "died"),
+    WorkerDraining("p0"),
+    WorkerRemoved("p0"),
+    FrontLost("f1-"),
+    Tick(),
+]
+EFFECTS: list[Effect] = [
+    Tokenize("r"),
+    StartPrefill(P, "d0"),
+    StartDecode(D),
+    Abort(P),
+    Close("r", Outcome.FAILED, RECORD, ErrorCode.WORKER_ERROR, "why", D, 1.0),
+]
+
+
+def test_each_member_of_the_unions_has_an_example() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {type(effect) for effect in EFFECTS} == set(get_args(Effect))
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_events_come_back(event: Event) -> None:
+    back = msgspec.msgpack.Decoder(Event).decode(msgspec.msgpack.encode(event))
+    assert type(back) is type(event)
+    assert back == event
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda e: type(e).__name__)
+def test_effects_come_back(effect: Effect) -> None:
+    back = msgspec.msgpack.Decoder(Effect).decode(msgspec.msgpack.encode(effect))
+    assert type(back) is type(effect)
+    assert back == effect
+
+
+def test_block_keys_may_be_as_large_as_the_wire_allows() -> None:
+    event: Event = Tokenized("r", 1, ((1 << 64) - 1,))
+    assert msgspec.msgpack.Decoder(Event).decode(msgspec.msgpack.encode(event)) == event
+
+
+def test_a_record_knows_its_ends() -> None:
+    assert (RECORD.arrived_at, RECORD.ended_at) == (0.5, 2.5)
+
+
+def test_messages_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        P.attempt = 2  # type: ignore[misc]
