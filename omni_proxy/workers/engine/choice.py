@@ -85,10 +85,8 @@ class Choice:
         return text if early else self.stops.feed(text)
 
     def _ends_here(self, output: Output, at: int) -> bool:
-        """Whether this token is a `stop_token_ids` entry that ended the choice; its text is not part of the answer."""
-        last = at == len(output.token_ids) - 1
-        stopped = output.finish_reason is FinishReason.STOP
-        return last and stopped and output.token_ids[at] in self.request.sampling.stop_token_ids
+        """Whether this token (end of text, or one of `stop_token_ids`) ended the choice; its text is not shown."""
+        return output.finish_reason is FinishReason.STOP and at == len(output.token_ids) - 1
 
     def _end(self, output: Output) -> str:
         assert output.finish_reason is not None
@@ -97,6 +95,11 @@ class Choice:
         if self.stops.matched is None:
             text += self.stops.flush()
             self.handoff = output.handoff
-            if self.token_ids and self._ends_here(output, len(output.token_ids) - 1):
-                self.stop_reason = self.token_ids[-1]
+            if output.finish_reason is FinishReason.STOP:
+                self.stop_reason = self._stop_token()
         return text
+
+    def _stop_token(self) -> int | None:
+        """The last token if the client named it in `stop_token_ids`; None for the model's own end of text."""
+        last = self.token_ids[-1] if self.token_ids else None
+        return last if last in self.request.sampling.stop_token_ids else None

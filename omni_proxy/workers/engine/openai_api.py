@@ -44,6 +44,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
@@ -184,6 +185,8 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, got {shorten(raw)}")
     _refuse_unsupported(raw)
+    if raw.get("stream_options") is not None and not raw.get("stream"):
+        raise bad_value("stream_options", raw["stream_options"], "it is allowed only when stream is true")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as exc:

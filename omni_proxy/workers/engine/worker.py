@@ -7,8 +7,10 @@ loads the model, then serves (`worker_life`).
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -24,13 +26,14 @@ from omni_proxy.workers.engine.calls import CallBuilder
 from omni_proxy.workers.engine.chat_template import ChatTemplateError, load_chat_template
 from omni_proxy.workers.engine.model_card import ModelCard, load_defaults
 from omni_proxy.workers.engine.text import ModelTokenizer, TokenizerError
-from omni_proxy.workers.engine.worker_life import LauncherWatch, WorkerLife
+from omni_proxy.workers.engine.worker_life import EXIT_FORCED, EXIT_OK, LauncherWatch, WorkerLife
 from omni_proxy.workers.engine.worker_options import WorkerOptions
 
 if TYPE_CHECKING:
     from omni_proxy.workers.engine.engine import Engine
 
 EXIT_BAD_START: Final = 2
+_log = logging.getLogger(__name__)
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -40,24 +43,50 @@ class StartError(Exception):
 
 def run_worker(options: WorkerOptions) -> int:
     """Serve until told to stop. Returns the exit code: 0 drained, 1 forced, 2 could not start (one line on stderr)."""
+    problem = options.problem()
+    if problem is not None:
+        return _cannot_start(problem)
     _prepare_process(options)
     launcher = LauncherWatch(options.parent_fd)
     try:
         with _bound(options.host, options.port) as sock:
-            engine, builder = _load(options)
+            with _uncollected():
+                engine, builder = _load(options)
             return _serve(options, sock, engine, builder, launcher)
     except StartError as exc:
-        sys.stderr.write(f"omni-proxy worker: {' '.join(str(exc).split())}\n")
-        return EXIT_BAD_START
+        return _cannot_start(str(exc))
+
+
+def _cannot_start(reason: str) -> int:
+    sys.stderr.write(f"omni-proxy worker: {' '.join(reason.split())}\n")
+    return EXIT_BAD_START
+
+
+def _end_on_signals(code: int) -> None:
+    """While no loop handles them, signals end the process: there is nobody to drain for."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(code))
 
 
 def _prepare_process(options: WorkerOptions) -> None:
-    """What must be set before torch and the tokenizers library start their threads."""
+    """What must be set before torch and the tokenizers library start their threads, and before anything can wait."""
+    _end_on_signals(EXIT_OK)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(options.threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.basicConfig(level=options.log_level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What is made meanwhile stays for good: collecting it would slow down the start, each full collection, the end."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager
@@ -103,8 +132,9 @@ def _load_engine(options: WorkerOptions) -> Engine:
     engine_id = f"{options.role}-{options.host}-{os.getpid()}"
     try:
         return Engine(options.engine_config(engine_id))
-    except (ValueError, OSError) as exc:  # CheckpointError is a ValueError
-        raise StartError(str(exc)) from exc
+    except (ValueError, OSError, RuntimeError, MemoryError) as exc:  # a bad checkpoint, port, or too little memory
+        _log.debug("the engine cannot start", exc_info=True)
+        raise StartError(str(exc) or type(exc).__name__) from exc
 
 
 def _serve(
@@ -120,5 +150,6 @@ def _serve(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(life.run(sock))
     finally:
+        _end_on_signals(EXIT_FORCED)
         builder.close()
         engine.stop()

@@ -32,6 +32,8 @@ EXIT_OK: Final = 0
 EXIT_FORCED: Final = 1
 _LEASE_POLL_S: Final = 0.02
 _ENGINE_POLL_S: Final = 0.5
+_KEEP_ALIVE_S: Final = 75
+"""Idle connections live this long: longer than a gateway keeps them, so that it never sends into a closing one."""
 _GRACE_S: Final = 5.0
 """How long a worker whose launcher is gone may take to end by itself."""
 
@@ -132,6 +134,7 @@ class WorkerLife:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(self._options.drain_s) + 1,
         )
         return _HttpServer(config, lambda: self._tell_ready(sock))

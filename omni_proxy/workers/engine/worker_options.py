@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from omni_proxy.workers.engine.types import DEFAULT_LEASE_S, EngineConfig
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "role": ("prefill", "decode", "mixed"),
+    "kv_load_failure_policy": ("fail", "recompute"),
+    "dtype": ("float32", "bfloat16"),
+    "log_level": ("debug", "info", "warning", "error", "critical"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +62,17 @@ class WorkerOptions:
             dtype=self.dtype,
             threads=self.threads,
         )
+
+    def problem(self) -> str | None:
+        """The first option that makes no worker, in words; None if all are fine. Sizes are the engine's to check."""
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                return f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}"
+        for name in ("port", "side_channel_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                return f"{name} must be in 0..65535; got {getattr(self, name)}"
+        if self.threads < 1:
+            return f"threads must be at least 1; got {self.threads}"
+        if not self.drain_s >= 0:
+            return f"drain_s must be 0 or more; got {self.drain_s}"
+        return None

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_proxy.workers.engine.worker_options import WorkerOptions
 from tests.workers.server.conftest import write_tokenizer
 from tests.workers.server.process import WorkerProcess, start_worker
 
@@ -165,6 +166,33 @@ def test_a_port_in_use_is_one_line(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in fails(start_worker(model, port=port))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"role": "p"}, "role must be one of prefill, decode, mixed; got 'p'"),
+        ({"port": 70000}, "port must be in 0..65535"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"log_level": "loud"}, "log_level must be one of"),
+    ],
+)
+def test_bad_options_are_known_at_once(options: dict[str, Any], text: str) -> None:
+    assert text in (WorkerOptions("x", **options).problem() or "")
+
+
+def test_a_signal_during_the_start_ends_it_quietly(model: Path) -> None:
+    worker = start_worker(model)
+    maps = Path(f"/proc/{worker.process.pid}/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc to see how far the worker is")
+    while "libtorch" not in maps.read_text():
+        assert worker.process.poll() is None
+    worker.process.send_signal(signal.SIGINT)
+    said = worker.process.communicate(timeout=20)[1]
+    os.close(worker.ready_pipe)
+    worker.end()
+    assert (worker.process.returncode, said) == (0, "")
 
 
 def test_a_broken_checkpoint_is_one_line(tmp_path: Path) -> None:
