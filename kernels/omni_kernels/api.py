@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from omni_kernels import reference
@@ -85,9 +84,7 @@ def _require(holds: bool, op: str, argument: str, why: str, got: object) -> None
         raise ValueError(f"{op}: {argument} {why}, got {got}")
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `reference.rms_norm`."""
     width = x.shape[-1]
     _require(weight.shape[-1] == width, "rms_norm", "weight", f"must end in {width}", weight.shape)
@@ -124,9 +121,7 @@ def moe_route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Te
     return result
 
 
-def fused_moe(
-    x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor
-) -> Tensor:
+def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """See `reference.fused_moe`."""
     _require(x.dim() == 2, "fused_moe", "x", "must be [T, H]", x.shape)
     experts, width, hidden = w2.shape[0], w2.shape[2], x.shape[1]
@@ -137,9 +132,7 @@ def fused_moe(
     _require(rows, "fused_moe", "ids", f"must be [{x.shape[0]}, K]", ids.shape)
     same = weights.shape == ids.shape
     _require(same, "fused_moe", "weights", f"must be {tuple(ids.shape)}", weights.shape)
-    _require(
-        counts.shape == (experts,), "fused_moe", "counts", f"must be [{experts}]", counts.shape
-    )
+    _require(counts.shape == (experts,), "fused_moe", "counts", f"must be [{experts}]", counts.shape)
     result: Tensor = _op("fused_moe", x)(x, w13, w2, ids, weights, counts)
     return result
 
@@ -147,9 +140,7 @@ def fused_moe(
 def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
     """See `reference.paged_attention`."""
     rows = sum(batch.query_lens)
-    _require(
-        q.dim() == 3 and q.shape[0] == rows, "paged_attention", "q", f"needs {rows} rows", q.shape
-    )
+    _require(q.dim() == 3 and q.shape[0] == rows, "paged_attention", "q", f"needs {rows} rows", q.shape)
     layout = kv.dim() == 5 and kv.shape[0] == 2 and kv.shape[4] == q.shape[2]
     _require(layout, "paged_attention", "kv", "must be [2, blocks, size, heads, D]", kv.shape)
     grouped = q.shape[1] % kv.shape[3] == 0

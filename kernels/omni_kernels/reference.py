@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Normalise rows of `x` [..., H] by their root mean square, in float32, and scale by `weight`.
 
     With `residual` the input is `x + residual`. Returns the normalised rows and the (summed) input,
@@ -28,9 +26,7 @@ def rms_norm(
     return (wide * inverse).to(x.dtype).mul_(weight), total
 
 
-def rope_table(
-    head_dim: int, length: int, theta: float, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def rope_table(head_dim: int, length: int, theta: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Cosines and sines [length, head_dim] of the rotary embedding (Su et al. 2021), halves repeated.
 
     The sines of the first half are negated, so that applying them needs a roll and no sign change.
@@ -65,9 +61,7 @@ def moe_route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Te
     return ids, weights, torch.bincount(ids.flatten(), minlength=logits.shape[-1])
 
 
-def fused_moe(
-    x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor
-) -> Tensor:
+def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Sum over each row's chosen experts of weight * expert(row).
 
     `x` [T, H]; `w13` [E, 2I, H] gate rows first; `w2` [E, H, I]; `ids`, `weights` [T, K] and
@@ -88,7 +82,7 @@ def fused_moe(
             start = stop
     scaled = partial.mul_(weights.flatten().index_select(0, order).to(x.dtype).unsqueeze(1))
     slots = torch.empty_like(scaled).index_copy_(0, order, scaled)
-    return slots.view(*ids.shape, -1).sum(1)
+    return slots.view(*ids.shape, x.shape[1]).sum(1)
 
 
 def _moe_one_row(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -135,14 +129,10 @@ def attention_batch(
         padded = [[*t[:width], *([0] * (width - len(t)))] for t in block_tables[:single]]
         tables.append(torch.tensor(padded).flatten())
         masks.append(_single_mask(kv_lens[:single], longest, dtype))
-    for queries, keys, table in zip(
-        query_lens[single:], kv_lens[single:], block_tables[single:], strict=True
-    ):
+    for queries, keys, table in zip(query_lens[single:], kv_lens[single:], block_tables[single:], strict=True):
         tables.append(torch.tensor(table[: -(-keys // block_size)]))
         masks.append(_chunk_mask(queries, keys, dtype))
-    return AttentionBatch(
-        tuple(query_lens), tuple(kv_lens), tuple(tables), single, longest, tuple(masks)
-    )
+    return AttentionBatch(tuple(query_lens), tuple(kv_lens), tuple(tables), single, longest, tuple(masks))
 
 
 def _single_mask(kv_lens: Sequence[int], longest: int, dtype: torch.dtype) -> Tensor | None:
@@ -188,9 +178,7 @@ def _attend_single(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -
     pages = kv.index_select(1, batch.block_tables[0]).view(2, num, -1, *kv.shape[3:])
     keys, values = pages[:, :, : batch.single_kv_len].transpose(2, 3)
     grouped = q.reshape(num, kv.shape[3], -1, dim)
-    out = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=batch.masks[0], scale=scale
-    )
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.masks[0], scale=scale)
     return out.reshape(num, heads, dim)
 
 

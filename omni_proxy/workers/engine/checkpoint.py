@@ -80,9 +80,7 @@ def _attention_shapes(config: ModelConfig) -> dict[str, Shape]:
     }
 
 
-def _mlp_shapes(
-    config: ModelConfig, layer: int, prefix: str, where: Mapping[str, Path]
-) -> dict[str, Shape]:
+def _mlp_shapes(config: ModelConfig, layer: int, prefix: str, where: Mapping[str, Path]) -> dict[str, Shape]:
     hidden, experts, wide = config.hidden_size, config.num_experts, config.moe_intermediate_size
     if layer not in config.sparse_layers:
         return _gated_shapes("mlp.", hidden, config.intermediate_size)
@@ -109,16 +107,14 @@ def _locate_tensors(path: Path) -> dict[str, Path]:
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         single = path / "model.safetensors"
-        return {name: single for name in _names(single)}
+        return dict.fromkeys(_names(single), single)
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index}: weight_map is missing")
     held = {file: set(_names(path / file)) for file in sorted(set(weight_map.values()))}
     for name, file in weight_map.items():
         if name not in held[file]:
-            raise CheckpointError(
-                f"{path / file}: tensor {name} is missing, {index.name} promises it"
-            )
+            raise CheckpointError(f"{path / file}: tensor {name} is missing, {index.name} promises it")
     return {name: path / file for name, file in weight_map.items()}
 
 
@@ -164,9 +160,7 @@ def _read_file(
                 raise CheckpointError(f"{file}: tensor {name}: {one_line(exc)}") from exc
             shape, want = list(tensor.shape), list(expected[name])
             if shape != want:
-                raise CheckpointError(
-                    f"{file}: tensor {name} has shape {shape}, {want} is expected"
-                )
+                raise CheckpointError(f"{file}: tensor {name} has shape {shape}, {want} is expected")
             if not tensor.is_floating_point():
                 raise CheckpointError(f"{file}: tensor {name} has type {tensor.dtype}, not a float")
             yield name, tensor.to(dtype)

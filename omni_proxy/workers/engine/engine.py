@@ -20,13 +20,13 @@ import torch
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.checkpoint import load_checkpoint
 from omni_proxy.workers.engine.counters import Counters, read_stats
+from omni_proxy.workers.engine.handoff import Transfers
 from omni_proxy.workers.engine.planner import Chunk, Planner
 from omni_proxy.workers.engine.pull import Pull, PullState
 from omni_proxy.workers.engine.runner import Runner
 from omni_proxy.workers.engine.sampler import Drawn
 from omni_proxy.workers.engine.sequence import Phase, Sequence, finish_reason
 from omni_proxy.workers.engine.sizing import block_bytes, engine_info, kv_layout
-from omni_proxy.workers.engine.transfers import Transfers
 from omni_proxy.workers.engine.types import (
     Emit,
     EngineConfig,
@@ -76,7 +76,7 @@ class Engine:
         """Live requests, from `submit` to their last output. Guarded by the lock when written."""
         self._lock = threading.Lock()
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     @property
     def alive(self) -> bool:
@@ -101,16 +101,14 @@ class Engine:
         check_request(request, self.info)
         request_id = request.request_id
         seed = request.sampling.seed
-        seq = Sequence(
-            request, self.info.block_size, secrets.randbits(64) if seed is None else seed
-        )
+        seq = Sequence(request, self.info.block_size, secrets.randbits(64) if seed is None else seed)
         with self._lock:
             if self._stopping:
                 raise RuntimeError("the engine has stopped")
             if request_id in self._emits or self._transfers.holds(request_id):
                 raise InvalidRequest("request_id", f"{request_id} is in use")
             self._emits[request_id] = emit
-        self._inbox.put(lambda: self._planner.add(seq))
+            self._inbox.put(lambda: self._planner.add(seq))
 
     def abort(self, request_id: str) -> None:
         """End a request early, with a last output ABORT; nothing if it has ended."""
@@ -143,6 +141,19 @@ class Engine:
 
     # -- the thread
 
+    def _main(self) -> None:
+        """Serve until stopped; then, or if that breaks, everybody who waits is told."""
+        reason, error = FinishReason.ABORT, None
+        try:
+            self._loop()
+        except Exception as exc:
+            log.exception("the engine has stopped")
+            reason, error = FinishReason.ERROR, _say(exc)
+        self._begin_stop()
+        self._drain(0.0)
+        for seq in self._planner:
+            self._finish(seq, reason, error=error)
+
     def _loop(self) -> None:
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
@@ -152,8 +163,6 @@ class Engine:
             if not self._stopping:
                 self._expire_leases()
                 busy = self._step()
-        for seq in self._planner:
-            self._finish(seq, FinishReason.ABORT)
 
     def _begin_stop(self) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """config.json of a Hugging Face folder -> a validated `ModelConfig`.
 
-Reads both spellings of what transformers 5 renamed, and refuses what would change the computation instead of ignoring it.
-Knows nothing of tensors.
+Reads both spellings of what transformers 5 renamed, and refuses what would change the computation instead of
+ignoring it. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -162,13 +162,10 @@ def _eos_token_ids(path: Path, raw: Mapping[str, Any]) -> frozenset[int]:
 def _check_config(fields: _Fields, config: ModelConfig) -> None:
     if config.num_heads % config.num_kv_heads:
         raise fields.error(
-            f"num_attention_heads {config.num_heads} is no multiple of"
-            f" num_key_value_heads {config.num_kv_heads}"
+            f"num_attention_heads {config.num_heads} is no multiple of num_key_value_heads {config.num_kv_heads}"
         )
     if config.top_k > config.num_experts:
-        raise fields.error(
-            f"num_experts_per_tok {config.top_k} exceeds {config.num_experts} experts"
-        )
+        raise fields.error(f"num_experts_per_tok {config.top_k} exceeds {config.num_experts} experts")
     if config.head_dim % 2:
         raise fields.error(f"head_dim {config.head_dim} must be even")
     if not all(isinstance(t, int) and 0 <= t < config.vocab_size for t in config.eos_token_ids):

@@ -63,9 +63,7 @@ class LeaseBook:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._leases
 
-    def grant(
-        self, request_id: str, block_ids: tuple[int, ...], num_tokens: int, digest: str, now: float
-    ) -> Lease:
+    def grant(self, request_id: str, block_ids: tuple[int, ...], num_tokens: int, digest: str, now: float) -> Lease:
         """Begin a lease. The id must not have one."""
         assert request_id not in self._leases
         self._serial += 1
@@ -87,12 +85,9 @@ class LeaseBook:
         if claim.block_ids != lease.block_ids:
             return Refusal(f"request {claim.request_id} does not have these blocks")
         if claim.num_tokens != lease.num_tokens:
-            return Refusal(
-                f"request {claim.request_id} has KV of {lease.num_tokens} tokens,"
-                f" not {claim.num_tokens}"
-            )
+            return Refusal(f"request {claim.request_id} has KV of {lease.num_tokens} tokens, not {claim.num_tokens}")
         if claim.prompt_digest != lease.prompt_digest:
-            return Refusal(f"request {claim.request_id} had another prompt")
+            return Refusal(f"request {claim.request_id} had another prompt or cache salt")
         return self._renew(lease, now)
 
     def read(self, request_id: str, serial: int, now: float) -> Lease | Refusal:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import omni_kernels as ops
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import omni_kernels as ops
 from omni_proxy.workers.engine.checkpoint import Checkpoint, ModelConfig
 
 
@@ -63,9 +63,7 @@ class Qwen3Moe:
         self._head = self._embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
         self._layers = [_layer(config, tensors, i) for i in range(config.num_layers)]
         self.dtype = self._embedding.dtype
-        self._cos, self._sin = ops.rope_table(
-            config.head_dim, max_model_len, config.rope_theta, self.dtype
-        )
+        self._cos, self._sin = ops.rope_table(config.head_dim, max_model_len, config.rope_theta, self.dtype)
         self.expert_tokens = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
         """Rows routed to [layer, expert] since the start."""
 
@@ -90,9 +88,7 @@ class Qwen3Moe:
         normed, _ = ops.rms_norm(last, self._norm, eps, residual)
         return F.linear(normed, self._head)
 
-    def _attend(
-        self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: Batch
-    ) -> Tensor:
+    def _attend(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: Batch) -> Tensor:
         config = self.config
         heads, keys = config.num_heads, config.num_kv_heads
         qkv = F.linear(x, layer.qkv).view(x.shape[0], heads + 2 * keys, config.head_dim)
@@ -107,9 +103,7 @@ class Qwen3Moe:
         if mlp.gate is None:
             return F.linear(ops.silu_and_mul(F.linear(x, mlp.w13)), mlp.w2)
         config = self.config
-        ids, weights, counts = ops.moe_route(
-            F.linear(x, mlp.gate), config.top_k, config.norm_topk_prob
-        )
+        ids, weights, counts = ops.moe_route(F.linear(x, mlp.gate), config.top_k, config.norm_topk_prob)
         self.expert_tokens[index].add_(counts)
         return ops.fused_moe(x, mlp.w13, mlp.w2, ids, weights, counts)
 
@@ -122,9 +116,7 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], index: int) -> _L
     return _Layer(
         attention_norm=tensors[prefix + "input_layernorm.weight"],
         qkv=qkv,
-        qk_norm=torch.cat(
-            (q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))
-        ),
+        qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),
         out=tensors[attention + "o_proj.weight"],
         mlp_norm=tensors[prefix + "post_attention_layernorm.weight"],
         mlp=_mlp(config, tensors, index, prefix + "mlp."),

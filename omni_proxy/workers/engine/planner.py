@@ -60,8 +60,7 @@ class Planner:
     def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(
-                f"max_num_seqs {max_num_seqs} must lie in 1..{max_num_batched_tokens}"
-                " (max_num_batched_tokens)"
+                f"max_num_seqs {max_num_seqs} must lie in 1..{max_num_batched_tokens} (max_num_batched_tokens)"
             )
         self._pool = pool
         self._max_num_seqs = max_num_seqs
@@ -95,7 +94,8 @@ class Planner:
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. The caller has made sure that it fits the pool when alone."""
-        assert seq.request_id not in self._live and seq.phase is Phase.WAITING
+        assert seq.request_id not in self._live
+        assert seq.phase is Phase.WAITING
         self._arrivals += 1
         seq.arrival = self._arrivals
         self._live[seq.request_id] = seq

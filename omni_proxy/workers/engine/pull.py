@@ -8,8 +8,8 @@ read   serial, seq, first, count    ->                            (a window of r
                                     <-   piece   serial, seq, first, count, crc + bytes | refused
 done   serial                       ->                            (frees the blocks there)
 ```
-A piece is `count` whole blocks. It counts once, when number, size and checksum are right; a wrong one is asked for again,
-a second copy is ignored. The pull succeeds when every block is in, and not before.
+A piece is `count` whole blocks. It counts once, when number, size and checksum are right; a wrong one is asked for
+again, a second copy is ignored. The pull succeeds when every block is in, and not before.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ class Pull:
         self._block_bytes = block_bytes
         self._timeout_s = timeout_s
         ends = len(claim.block_ids)
-        self._spans = [
-            (i, min(blocks_per_piece, ends - i)) for i in range(first, ends, blocks_per_piece)
-        ]
+        self._spans = [(i, min(blocks_per_piece, ends - i)) for i in range(first, ends, blocks_per_piece)]
         self._pieces: dict[int, memoryview] = {}
         self._asked = 0
         self._bad = 0

@@ -6,10 +6,13 @@ Knows tensors and sequences' state, which it only reads; the planner moves them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
 
 import omni_kernels as ops
-import torch
-
 from omni_proxy.workers.engine.checkpoint import Checkpoint
 from omni_proxy.workers.engine.model import Batch, Qwen3Moe
 from omni_proxy.workers.engine.planner import Chunk
@@ -22,15 +25,13 @@ class Runner:
     The extra block takes the keys of rows whose KV is valid already and may be shared: it is written, never read.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, num_blocks: int, block_size: int, max_model_len: int
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, num_blocks: int, block_size: int, max_model_len: int) -> None:
         config = checkpoint.config
         self.model = Qwen3Moe(checkpoint, max_model_len)
         self._block_size = block_size
         self._spare_slot = num_blocks * block_size
         shape = (config.num_layers, 2, num_blocks + 1, block_size)
-        self._kv = torch.zeros(*shape, config.num_kv_heads, config.head_dim, dtype=self.model.dtype)
+        self._kv = _zeros((*shape, config.num_kv_heads, config.head_dim), self.model.dtype)
         self._eos = config.eos_token_ids
 
     @torch.inference_mode()
@@ -97,3 +98,9 @@ class Runner:
         early = seq.num_generated < sampling.min_tokens
         forbidden = sampling.stop_token_ids | self._eos if early else frozenset[int]()
         return Draw(sampling, seq.seed, seq.num_generated, forbidden)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory the system gives when it is first touched (torch.zeros writes it all at once)."""
+    data = np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(data).view(dtype).view(shape)

@@ -79,23 +79,22 @@ def _forbid(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Temperature, then top-k, then top-p over what is left, then the inverse of the cumulative distribution."""
+    """Temperature, then top-k, then top-p over what is left, then the inverse of the cumulative distribution.
+
+    The distribution is always walked in order of token ids, so that a neighbour's options change no draw.
+    """
     params = [draw.sampling for draw in draws]
     temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64)
     probs = torch.softmax(logits.double() / temperature.unsqueeze(1), -1)
-    order: Tensor | None = None
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
-        probs, order = torch.sort(probs, stable=True, dim=-1, descending=True)
-        probs = _truncate(probs, params)
+        largest, order = torch.sort(probs, stable=True, dim=-1, descending=True)
+        probs = torch.empty_like(probs).scatter_(-1, order, _truncate(largest, params))
     cumulative = probs.cumsum(-1)
     uniforms = torch.tensor([[uniform(d.seed, d.index)] for d in draws], dtype=torch.float64)
     picks = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     # A uniform just below 1 may land, by rounding, on or past the total: the last possible token then.
     last = (probs > 0).long().mul_(torch.arange(1, probs.shape[1] + 1)).argmax(-1, keepdim=True)
-    picks = torch.minimum(picks, last)
-    if order is not None:
-        picks = order.gather(-1, picks)
-    return [int(pick) for pick in picks[:, 0].tolist()]
+    return [int(pick) for pick in torch.minimum(picks, last)[:, 0].tolist()]
 
 
 def _truncate(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -114,9 +113,7 @@ def _truncate(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return probs.masked_fill(enough, 0.0)
 
 
-def _logprobs(
-    logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]
-) -> dict[int, TokenLogprob]:
+def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> dict[int, TokenLogprob]:
     rows = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
     if not rows:
         return {}

@@ -111,9 +111,7 @@ class Sequence:
         return chain_key(parent, self.tokens[len(full) * self.block_size : tokens]).hex()
 
 
-def finish_reason(
-    seq: Sequence, eos_token_ids: frozenset[int], max_model_len: int
-) -> FinishReason | None:
+def finish_reason(seq: Sequence, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
     """Whether the last drawn token ends the sequence. A stop before `min_tokens` cannot be drawn."""
     sampling, last = seq.request.sampling, seq.tokens[-1]
     if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):

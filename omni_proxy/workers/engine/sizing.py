@@ -51,8 +51,7 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) ->
         raise ValueError(f"max_model_len {asked} is outside the model's 2..{model.max_model_len}")
     if asked > room:
         raise ValueError(
-            f"max_model_len {asked} does not fit the KV cache of {room} tokens"
-            f" (kv_cache_bytes {config.kv_cache_bytes})"
+            f"max_model_len {asked} does not fit the KV cache of {room} tokens (kv_cache_bytes {config.kv_cache_bytes})"
         )
     return asked
 

@@ -29,7 +29,7 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
             f"has {len(prompt)} tokens, which leaves no room for a new one in the maximum of"
             f" {info.max_model_len} tokens",
         )
-    known = 0 <= min(prompt) and max(prompt) < info.vocab_size
+    known = min(prompt) >= 0 and max(prompt) < info.vocab_size
     _require(known, "prompt", f"has token ids outside 0..{info.vocab_size - 1}")
     _check_sampling(request.sampling, info)
     if request.pull is not None:
@@ -79,8 +79,7 @@ def check_config(config: EngineConfig) -> None:
             raise ValueError(f"{name} must be above 0, got {getattr(config, name)}")
     if config.max_num_seqs > config.max_num_batched_tokens:
         raise ValueError(
-            f"max_num_seqs {config.max_num_seqs} exceeds max_num_batched_tokens"
-            f" {config.max_num_batched_tokens}"
+            f"max_num_seqs {config.max_num_seqs} exceeds max_num_batched_tokens {config.max_num_batched_tokens}"
         )
     choices = {
         "role": ("prefill", "decode", "mixed"),

@@ -1,0 +1,203 @@
+// Products of few rows with packed matrices. Included inside namespace OMNI_NS, after simd.h.
+//
+//   A: blocks of MR rows, [k][MR] each, float32         B: panels of 16 outputs, [k/2][16][2] or [k][16]
+//
+// Every output is one chain of multiply-adds over ascending k, whatever the tile: a row's result does not depend
+// on the rows beside it, nor on the number of threads.
+#if OMNI_LANES == 16
+constexpr int MR_MAX = 12;
+constexpr int K_BLOCK = 256;
+constexpr int panels_of(int mr) { return mr <= 2 ? 8 : mr <= 5 ? 4 : 2; }
+#elif OMNI_LANES == 8
+constexpr int MR_MAX = 6;
+constexpr int K_BLOCK = 512;
+constexpr int panels_of(int mr) { return mr == 1 ? 4 : mr == 2 ? 2 : 1; }
+#else
+constexpr int MR_MAX = 4;
+constexpr int K_BLOCK = 512;
+constexpr int panels_of(int mr) { return mr == 1 ? 2 : 1; }
+#endif
+constexpr int STEP = 8;           // panels whose results lie in the scratch at once
+constexpr int CHUNK_ROWS = 96;    // rows of one expert that are packed together
+constexpr int64_t PREFETCH = 1024;
+
+INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
+INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
+INLINE int64_t panel_bytes(int64_t k, int dtype) { return even(k) * 16 * element_bytes(dtype); }
+
+// Sizes of the row blocks: as even as possible, 32 rows are 11 + 11 + 10.
+struct Blocks {
+    int64_t rows, count;
+    explicit Blocks(int64_t rows) : rows(rows), count((rows + MR_MAX - 1) / MR_MAX) {}
+    int64_t first(int64_t i) const { return i * rows / count; }
+    int64_t size(int64_t i) const { return first(i + 1) - first(i); }
+};
+
+// Panel values at an even k (`half` 0) or the k after it (1), vector v of the panel.
+template <int DT>
+INLINE vf panel_load(const uint8_t* pair, int half, int v) {
+    if (DT == OMNI_F32) return load(reinterpret_cast<const float*>(pair) + half * 16 + v * W);
+    if (DT == OMNI_BF16) {
+        vu both = *reinterpret_cast<const vu_any*>(pair + v * W * 4);
+        return half ? (vf)(both & 0xffff0000u) : (vf)(both << 16);
+    }
+    const int8_t* q = reinterpret_cast<const int8_t*>(pair) + half * 16 + v * W;
+#if OMNI_LANES == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q))));
+#elif OMNI_LANES == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(q))));
+#else
+    vf y;
+    for (int i = 0; i < W; i++) y[i] = float(q[i]);
+    return y;
+#endif
+}
+
+// c[MR][ldc] (+)= a[k][MR] . NP panels.
+template <int DT, int MR, int NP>
+static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t stride, int64_t k,
+                 float* __restrict c, int64_t ldc, bool first) {
+    constexpr int N = NP * VP;
+    constexpr int64_t PAIR = 32 * (DT == OMNI_F32 ? 4 : DT == OMNI_BF16 ? 2 : 1);
+    vf acc[MR][N];
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) acc[r][j] = first ? vf{} : load(c + r * ldc + j * W);
+    for (int64_t pair = 0; pair < k; pair += 2) {
+        if (DT != OMNI_I8 || (pair & 2) == 0)
+            for (int p = 0; p < NP; p++) __builtin_prefetch(b + p * stride + PREFETCH);
+        for (int half = 0; half < 2; half++) {
+            vf w[N];
+            for (int j = 0; j < N; j++) w[j] = panel_load<DT>(b + (j / VP) * stride, half, j % VP);
+            for (int r = 0; r < MR; r++) {
+                vf x = splat(a[half * MR + r]);
+                for (int j = 0; j < N; j++) acc[r][j] = x * w[j] + acc[r][j];
+            }
+#if OMNI_LANES == 8
+            __asm__ volatile("" ::: "memory");  // reload the second half: registers are short
+#endif
+        }
+        a += 2 * MR;
+        b += PAIR;
+    }
+    for (int r = 0; r < MR; r++)
+        for (int j = 0; j < N; j++) store(c + r * ldc + j * W, acc[r][j]);
+}
+
+typedef void (*Tile)(const float*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool);
+struct Tiles {
+    Tile wide[3][MR_MAX + 1], single[3][MR_MAX + 1];
+};
+template <int DT, int MR>
+static void fill_tiles(Tiles& t) {
+    t.wide[DT][MR] = tile<DT, MR, panels_of(MR)>;
+    t.single[DT][MR] = tile<DT, MR, 1>;
+    if constexpr (MR > 1) fill_tiles<DT, MR - 1>(t);
+}
+static Tiles make_tiles() {
+    Tiles t{};
+    fill_tiles<OMNI_F32, MR_MAX>(t);
+    fill_tiles<OMNI_BF16, MR_MAX>(t);
+    fill_tiles<OMNI_I8, MR_MAX>(t);
+    return t;
+}
+static const Tiles TILES = make_tiles();
+
+// Rows -> blocks [k][MR]. `row(i)` points at row i's k floats.
+template <class Row>
+INLINE void pack_rows(int64_t rows, int64_t k, Row row, float* dst) {
+    const int64_t padded = even(k);
+    Blocks blocks(rows);
+    for (int64_t b = 0; b < blocks.count; b++) {
+        const int64_t r0 = blocks.first(b), mr = blocks.size(b);
+        float* out = dst + r0 * padded;
+        const float* in[MR_MAX];
+        for (int64_t r = 0; r < mr; r++) in[r] = row(r0 + r);
+        for (int64_t i = 0; i < k; i++)
+            for (int64_t r = 0; r < mr; r++) out[i * mr + r] = in[r][i];
+        if (padded > k)
+            for (int64_t r = 0; r < mr; r++) out[k * mr + r] = 0.0f;
+    }
+}
+
+// Packed rows times panels [p0, p1) of one matrix; `done(panel, count, c)` gets c [rows][STEP * 16] of `count` panels.
+template <class Done>
+INLINE void multiply(const float* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
+                     int64_t p0, int64_t p1, float* c, Done done) {
+    const int64_t padded = even(k), stride = panel_bytes(k, dtype);
+    constexpr int64_t LDC = STEP * 16;
+    Blocks blocks(rows);
+    const int64_t k_block = blocks.count == 1 ? padded : K_BLOCK;
+    for (int64_t p = p0; p < p1; p += STEP) {
+        const int64_t count = min64(STEP, p1 - p);
+        // As many panels at a time as the widest tile takes: their k-block stays in L1 for all row blocks.
+        const int64_t group = blocks.count == 1 ? count : 2;
+        for (int64_t g = 0; g < count; g += group)
+            for (int64_t kb = 0; kb < padded; kb += k_block) {
+                const int64_t kn = min64(k_block, padded - kb);
+                for (int64_t i = 0; i < blocks.count; i++) {
+                    const int64_t r0 = blocks.first(i), mr = blocks.size(i);
+                    const float* rows_at = a + r0 * padded + kb * mr;
+                    const int np = panels_of(int(mr));
+                    for (int64_t q = g; q < min64(g + group, count);) {
+                        const bool wide = q + np <= min64(g + group, count);
+                        const uint8_t* b = data + (p + q) * stride + kb * 16 * element_bytes(dtype);
+                        Tile f = wide ? TILES.wide[dtype][mr] : TILES.single[dtype][mr];
+                        f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0);
+                        q += wide ? np : 1;
+                    }
+                }
+            }
+        if (scale)
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t j = 0; j < count * 16; j += W)
+                    store(c + r * LDC + j, load(c + r * LDC + j) * load(scale + p * 16 + j));
+        done(p, count, c);
+    }
+}
+
+// How many panels one task takes: enough tasks for the team, few enough to keep the packed rows in use.
+INLINE int64_t panels_a_task(int64_t total, int64_t chunks, int team) {
+    if (team == 1) return total;
+    int64_t wanted = (4 * team + chunks - 1) / chunks;
+    int64_t size = (total + wanted - 1) / wanted;
+    return size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
+}
+
+// Scratch of one member: packed rows and a tile of results.
+struct Scratch {
+    float* rows;
+    float* c;
+    static Scratch get(int64_t k) {
+        Carver count{nullptr};
+        count.take<float>(CHUNK_ROWS * even(k));
+        count.take<float>(CHUNK_ROWS * STEP * 16);
+        Carver carver{static_cast<char*>(member_memory(count.used))};
+        Scratch s{nullptr, nullptr};
+        if (!carver.base) return s;
+        s.rows = carver.take<float>(CHUNK_ROWS * even(k));
+        s.c = carver.take<float>(CHUNK_ROWS * STEP * 16);
+        return s;
+    }
+};
+
+// out = x . w^T for rows of float32; `done(first row, rows, first output, outputs, c)`, c [rows][STEP * 16].
+template <class Done>
+static void linear(Team& team, const float* x, int64_t rows, const omni_matrix& w, Done done) {
+    const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, total = panels(w.n);
+    const int64_t size = panels_a_task(total, chunks, team.size()), groups = (total + size - 1) / size;
+    Scratch scratch = Scratch::get(w.k);
+    if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
+    int64_t packed = -1;
+    for (int64_t task; (task = team.next(chunks * groups)) >= 0;) {
+        const int64_t chunk = task / groups, p0 = task % groups * size;
+        const int64_t r0 = chunk * rows / chunks, n = (chunk + 1) * rows / chunks - r0;
+        if (chunk != packed) pack_rows(n, w.k, [&](int64_t r) { return x + (r0 + r) * w.k; }, scratch.rows);
+        packed = chunk;
+        multiply(scratch.rows, n, static_cast<const uint8_t*>(w.data), w.scale, w.k, w.dtype, p0,
+                 min64(p0 + size, total), scratch.c, [&](int64_t p, int64_t count, const float* c) {
+                     done(r0, n, p * 16, min64(count * 16, w.n - p * 16), c);
+                 });
+    }
+}

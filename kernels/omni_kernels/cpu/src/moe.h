@@ -1,0 +1,177 @@
+// The gated MLP of many experts. Included inside namespace OMNI_NS, after gemm.h.
+//
+//  ids --count--> chunks of (expert, <= 96 rows) --phase 1--> h = silu(gate) * up, already packed as rows of GEMM 2
+//                                                --sync--> phase 2: by output columns, experts in order: out += w * y
+constexpr int64_t LDC = STEP * 16;
+
+struct Chunk {
+    const uint8_t *w13, *w2;
+    const float *scale13, *scale2;
+    int64_t wide;   // I
+    int64_t row;    // first of the sorted rows
+    int64_t rows;
+    int64_t hidden_at;  // where its h starts, in floats
+    int32_t dtype13, dtype2;
+};
+
+struct Moe {
+    const omni_experts* experts;
+    int64_t rows, top_k;
+    const float* x;         // [rows, H]
+    const int64_t* ids;     // [rows, top_k]; null: every row to expert 0 with weight 1
+    const float* weights;
+    float* out;             // [rows, H], added to
+    // Made by `plan`.
+    int64_t* source;        // sorted row -> row of x
+    float* share;           // sorted row -> weight
+    Chunk* chunk;
+    int64_t chunks;
+    float* hidden;
+    int64_t* start;         // [E + 1]
+};
+
+static int64_t padded_width(int64_t wide) { return (wide + 15) & ~int64_t(15); }
+
+static int64_t most_rows(const Moe& m) {
+    return m.rows * m.top_k + (m.experts->shared13.data ? m.rows : 0);
+}
+
+static void carve(Moe& m, Carver& carver) {
+    const int64_t rows = most_rows(m), e = m.experts->experts;
+    const int64_t wide = m.experts->w13.n / 2, shared = m.experts->shared13.data ? m.experts->shared13.n / 2 : 0;
+    m.source = carver.take<int64_t>(rows);
+    m.share = carver.take<float>(rows);
+    m.chunk = carver.take<Chunk>(rows / CHUNK_ROWS + e + 2);
+    m.start = carver.take<int64_t>(e + 2);
+    m.hidden = carver.take<float>(m.rows * m.top_k * padded_width(wide) + m.rows * padded_width(shared));
+}
+
+static void add_chunks(Moe& m, const omni_matrix& w13, const omni_matrix& w2, int64_t expert, int64_t row, int64_t rows,
+                       int64_t& hidden_at) {
+    if (!rows) return;
+    const int64_t wide = w13.n / 2, parts = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    const int64_t panels13 = 2 * panels(wide), panels2 = panels(w2.n);
+    for (int64_t i = 0; i < parts; i++) {
+        const int64_t a = i * rows / parts, b = (i + 1) * rows / parts;
+        Chunk& c = m.chunk[m.chunks++];
+        c.w13 = static_cast<const uint8_t*>(w13.data) + expert * panels13 * panel_bytes(w13.k, w13.dtype);
+        c.w2 = static_cast<const uint8_t*>(w2.data) + expert * panels2 * panel_bytes(w2.k, w2.dtype);
+        c.scale13 = w13.scale ? w13.scale + expert * panels13 * 16 : nullptr;
+        c.scale2 = w2.scale ? w2.scale + expert * panels2 * 16 : nullptr;
+        c.wide = wide;
+        c.row = row + a;
+        c.rows = b - a;
+        c.hidden_at = hidden_at;
+        c.dtype13 = w13.dtype;
+        c.dtype2 = w2.dtype;
+        hidden_at += (b - a) * even(wide);
+    }
+}
+
+// Counting sort by expert; ids of -1 take no part. By one member.
+static int plan(Moe& m, int64_t* expert_tokens) {
+    const int64_t e = m.experts->experts, slots = m.rows * m.top_k;
+    int64_t* at = m.start + 1;
+    for (int64_t i = -1; i <= e; i++) at[i] = 0;
+    for (int64_t i = 0; i < slots; i++) {
+        const int64_t id = m.ids ? m.ids[i] : 0;
+        if (id < -1 || id >= e) return OMNI_BAD_EXPERT;
+        if (id >= 0) at[id]++;
+    }
+    for (int64_t i = 0; i < e; i++) {
+        if (expert_tokens) expert_tokens[i] += at[i];
+        at[i] += at[i - 1];
+    }
+    m.chunks = 0;
+    int64_t hidden_at = 0;
+    for (int64_t i = 0; i < e; i++)
+        add_chunks(m, m.experts->w13, m.experts->w2, i, at[i - 1], at[i] - at[i - 1], hidden_at);
+    const int64_t sorted = at[e - 1];
+    for (int64_t i = 0; i < slots; i++) {
+        const int64_t id = m.ids ? m.ids[i] : 0;
+        if (id < 0) continue;
+        const int64_t place = at[id - 1]++;
+        m.source[place] = i / m.top_k;
+        m.share[place] = m.ids ? m.weights[i] : 1.0f;
+    }
+    if (m.experts->shared13.data) {
+        for (int64_t i = 0; i < m.rows; i++) {
+            m.source[sorted + i] = i;
+            m.share[sorted + i] = 1.0f;
+        }
+        add_chunks(m, m.experts->shared13, m.experts->shared2, 0, sorted, m.rows, hidden_at);
+    }
+    return OMNI_OK;
+}
+
+// h of gate and up panels side by side, written in the row blocks that GEMM 2 reads.
+INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, float* hidden) {
+    const int64_t padded = even(c.wide);
+    Blocks blocks(c.rows);
+    for (int64_t b = 0; b < blocks.count; b++) {
+        const int64_t r0 = blocks.first(b), mr = blocks.size(b);
+        float* out = hidden + c.hidden_at + r0 * padded;
+        for (int64_t r = 0; r < mr; r++)
+            for (int64_t q = 0; q < count; q += 2) {
+                const int64_t column = (panel + q) / 2 * 16;
+                float lane[16];
+                for (int v = 0; v < 16; v += W) {
+                    const float* gate = tile_out + (r0 + r) * LDC + q * 16 + v;
+                    store(lane + v, silu(load(gate)) * load(gate + 16));
+                }
+                const int64_t width = min64(16, padded - column);
+                for (int64_t j = 0; j < width; j++) out[(column + j) * mr + r] = lane[j];
+            }
+    }
+}
+
+static void moe_up(Team& team, const Moe& m) {
+    const int64_t k = m.experts->w13.data ? m.experts->w13.k : m.experts->shared13.k;
+    Scratch scratch = Scratch::get(k);
+    if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
+    int64_t most = 0;
+    for (int64_t i = 0; i < m.chunks; i++) most = m.chunk[i].wide > most ? m.chunk[i].wide : most;
+    const int64_t size = panels_a_task(2 * panels(most), m.chunks, team.size());
+    const int64_t groups = most ? (2 * panels(most) + size - 1) / size : 0;
+    int64_t packed = -1;
+    for (int64_t task; (task = team.next(m.chunks * groups)) >= 0;) {
+        const int64_t i = task / groups, p0 = task % groups * size;
+        const Chunk& c = m.chunk[i];
+        const int64_t p1 = min64(p0 + size, 2 * panels(c.wide));
+        if (p0 >= p1) continue;
+        if (i != packed)
+            pack_rows(c.rows, k, [&](int64_t r) { return m.x + m.source[c.row + r] * k; }, scratch.rows);
+        packed = i;
+        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, scratch.c,
+                 [&](int64_t p, int64_t count, const float* out) { activate(c, p, count, out, m.hidden); });
+    }
+}
+
+static void moe_down(Team& team, const Moe& m) {
+    const int64_t h = m.experts->w2.data ? m.experts->w2.n : m.experts->shared2.n;
+    Scratch scratch = Scratch::get(0);
+    if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
+    const int64_t wanted = 4 * team.size();
+    int64_t size = team.size() == 1 ? 32 : (panels(h) + wanted - 1) / wanted;
+    size = size > 32 ? 32 : size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
+    if (m.rows * m.top_k <= 64 && team.size() == 1) size = panels(h);
+    const int64_t groups = (panels(h) + size - 1) / size;
+    for (int64_t task; (task = team.next(groups)) >= 0;) {
+        const int64_t p0 = task * size, p1 = min64(p0 + size, panels(h));
+        for (int64_t i = 0; i < m.chunks; i++) {
+            const Chunk& c = m.chunk[i];
+            multiply(m.hidden + c.hidden_at, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, scratch.c,
+                     [&](int64_t p, int64_t count, const float* y) {
+                         const int64_t first = p * 16, n = min64(count * 16, h - first);
+                         for (int64_t r = 0; r < c.rows; r++) {
+                             float* out = m.out + m.source[c.row + r] * h + first;
+                             const float share = m.share[c.row + r];
+                             int64_t j = 0;
+                             for (; j + W <= n; j += W)
+                                 store(out + j, load(y + r * LDC + j) * splat(share) + load(out + j));
+                             for (; j < n; j++) out[j] = y[r * LDC + j] * share + out[j];
+                         }
+                     });
+        }
+    }
+}

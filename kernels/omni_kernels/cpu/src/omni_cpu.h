@@ -1,0 +1,139 @@
+// Plain C interface of the CPU kernels. Nothing of torch here: pointers, sizes, dtypes; row-major throughout.
+// Every function is reentrant; a call uses `threads` threads and its result does not depend on their number.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum omni_dtype { OMNI_F32 = 0, OMNI_BF16 = 1, OMNI_I8 = 2 };
+
+enum omni_status {
+    OMNI_OK = 0,
+    OMNI_NO_MEMORY = 1,
+    OMNI_BAD_EXPERT = 2,  // an expert id outside -1..E-1
+    OMNI_BAD_TOKEN = 3,   // a token id outside 0..vocab-1
+    OMNI_BAD_SLOT = 4,    // a slot outside the cache (negative slots are skipped)
+    OMNI_BAD_BLOCK = 5,   // a block id outside the cache
+    OMNI_BAD_ROW = 6,     // a logit row or a position outside its range
+};
+
+// A matrix [n, k] packed into panels of 16 outputs: panel p holds, for each pair of k, 16 x 2 values (bf16) or 2 x 16
+// (f32, int8). A gated matrix (n = 2 I) alternates panels of gate rows and of up rows. int8 has one scale an output.
+typedef struct {
+    const void* data;
+    const float* scale;
+    int64_t n, k;
+    int32_t dtype, gated;
+} omni_matrix;
+
+typedef struct {
+    int64_t experts, top_k, groups, top_groups;
+    int32_t sigmoid;       // else softmax
+    int32_t renormalise;
+    int32_t per_group;     // top_k / groups out of every group (MoGE); else the best groups first (DeepSeek)
+    float scale;
+    const float* bias;     // [E], added for the choice only; may be null
+} omni_routing;
+
+// A gated MLP, or `experts` of them one behind the other, plus an optional shared one that takes every row.
+typedef struct {
+    omni_matrix w13, w2;
+    omni_matrix shared13, shared2;  // data null: none
+    int64_t experts;
+} omni_experts;
+
+// Sequences of a ragged batch. Rows of sequence s are query_start[s] .. query_start[s+1]-1.
+typedef struct {
+    int64_t sequences;
+    const int64_t* query_start;  // [sequences + 1]
+    const int64_t* kv_lens;      // [sequences], keys after this step
+    const int64_t* tables;       // block ids, sequence s from table_start[s]
+    const int64_t* table_start;  // [sequences + 1]
+} omni_ragged;
+
+// One layer of a paged cache: keys at `keys`, values at `values`, [blocks, block_size, heads, dim] each.
+typedef struct {
+    void* keys;
+    void* values;
+    int64_t blocks, block_size, heads, dim, value_dim;
+    int64_t row_stride;  // elements from one token of a head to the next
+    int64_t head_stride;
+    int32_t dtype;
+} omni_cache;
+
+typedef struct {
+    const float* attention_norm;  // [H]
+    const float* qk_norm;         // [heads + kv_heads, D]; may be null
+    const float* mlp_norm;        // [H]
+    omni_matrix qkv, out, gate;   // gate.data null: a dense MLP
+    omni_experts mlp;
+    omni_routing routing;
+} omni_layer;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, dim, vocab, table_len;
+    float eps;
+    int32_t embedding_dtype;
+    const void* embedding;  // [vocab, H], f32 or bf16, not packed
+    const float* cos;       // [table_len, D]
+    const float* sin;       // [table_len, D], first half negated
+    const float* norm;      // [H]
+    omni_matrix head;
+    const omni_layer* layer;
+} omni_model;
+
+typedef struct {
+    int64_t rows, logit_rows;
+    const int64_t* tokens;      // [rows]
+    const int64_t* positions;   // [rows]
+    const int64_t* slots;       // [rows]
+    const int64_t* logit_row;   // [logit_rows]
+    omni_ragged ragged;
+    omni_cache cache;           // of layer 0
+    int64_t layer_stride;       // bytes from a layer's keys to the next layer's
+    int64_t* expert_tokens;     // [layers, experts], added to; may be null
+    float* logits;              // [logit_rows, vocab]
+} omni_step_args;
+
+int32_t omni_version(void);
+const char* omni_source_hash(void);
+int32_t omni_isa_count(void);
+const char* omni_isa_name(int32_t index);
+int32_t omni_isa_usable(int32_t index);
+int32_t omni_isa_current(void);
+int32_t omni_isa_select(int32_t index);  // 0: done; 1: this machine cannot run it
+int32_t omni_has_amx(void);
+int32_t omni_use_amx(int32_t on);        // returns whether AMX is used from now on
+
+int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated);
+void omni_pack(const void* src, int64_t n, int64_t k, int32_t dtype, int32_t gated, void* dst);
+
+int32_t omni_linear(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out, int32_t out_dtype,
+                    int32_t threads);
+int32_t omni_route(const float* logits, int64_t rows, const omni_routing* routing, int64_t* ids, float* weights,
+                   int64_t* counts, int32_t threads);
+int32_t omni_fused_moe(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
+                       const float* weights, int64_t top_k, void* out, int32_t threads);
+int32_t omni_rms_norm(const void* x, const void* residual, const void* weight, int64_t rows, int64_t width,
+                      int64_t weight_rows, float eps, int32_t dtype, void* out, void* total, int32_t threads);
+int32_t omni_rope(const void* x, const void* cos, const void* sin, int64_t rows, int64_t heads, int64_t dim,
+                  int64_t row_stride, int32_t dtype, void* out, int32_t threads);
+int32_t omni_silu_and_mul(const void* x, int64_t rows, int64_t width, int32_t dtype, void* out, int32_t threads);
+int32_t omni_attention(const void* q, int32_t dtype, int64_t q_heads, int64_t q_row_stride, const omni_ragged* ragged,
+                       const omni_cache* cache, float scale, void* out, int32_t threads);
+int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
+                      int64_t k_row_stride, int64_t v_row_stride);
+int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t block_bytes, const int64_t* ids, int64_t n,
+                     uint8_t* data, int32_t to_cache);
+int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int64_t* top_k,
+                    const float* top_p, const double* uniform, int64_t* tokens);
+int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
+
+double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
+double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,113 @@
+// Vectors of the instruction set that the including file has chosen: GCC vector extensions, a few intrinsics.
+// Included inside namespace OMNI_NS, after OMNI_LANES is set.
+typedef float vf __attribute__((vector_size(OMNI_LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(OMNI_LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(OMNI_LANES * 4)));
+typedef float vf_any __attribute__((vector_size(OMNI_LANES * 4), aligned(4), may_alias));
+typedef uint32_t vu_any __attribute__((vector_size(OMNI_LANES * 4), aligned(4), may_alias));
+
+constexpr int W = OMNI_LANES;
+constexpr int VP = 16 / W;  // vectors a panel
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vf splat(float x) { return x - vf{}; }
+INLINE vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
+INLINE void store(float* p, vf v) { *reinterpret_cast<vf_any*>(p) = v; }
+INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
+INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
+
+INLINE float from_bf16(uint16_t x) {
+    uint32_t bits = uint32_t(x) << 16;
+    float y;
+    __builtin_memcpy(&y, &bits, 4);
+    return y;
+}
+// Round to nearest even; a NaN stays one.
+INLINE uint16_t to_bf16(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16) | 0x40;
+    return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+INLINE float get(const void* p, int dtype, int64_t i) {
+    return dtype == OMNI_BF16 ? from_bf16(static_cast<const uint16_t*>(p)[i]) : static_cast<const float*>(p)[i];
+}
+static void widen(const void* src, int dtype, int64_t n, float* dst) {
+    if (dtype == OMNI_F32) {
+        __builtin_memcpy(dst, src, size_t(n) * 4);
+        return;
+    }
+    const uint16_t* s = static_cast<const uint16_t*>(src);
+    for (int64_t i = 0; i < n; i++) dst[i] = from_bf16(s[i]);
+}
+static void narrow(const float* src, int64_t n, void* dst, int dtype) {
+    if (dtype == OMNI_F32) {
+        __builtin_memcpy(dst, src, size_t(n) * 4);
+        return;
+    }
+    uint16_t* d = static_cast<uint16_t*>(dst);
+    for (int64_t i = 0; i < n; i++) d[i] = to_bf16(src[i]);
+}
+
+// Sum and maximum of the lanes, in a fixed order.
+INLINE float hsum(vf v) {
+    float lane[W];
+    store(lane, v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    return lane[0];
+}
+INLINE float hmax(vf v) {
+    float lane[W];
+    store(lane, v);
+    float best = lane[0];
+    for (int i = 1; i < W; i++) best = lane[i] > best ? lane[i] : best;
+    return best;
+}
+
+// e^x: 2^n by exponent bits, the rest by a polynomial of degree 6 (Cephes' expf); error below 2 ulp. 0 below -87.3.
+INLINE vf vexp(vf x) {
+    const vf low = splat(-87.3f), high = splat(88.37f), magic = splat(12582912.0f);
+    vf y = vmax(vmin(x, high), low);
+    y = x != x ? x : y;
+    vf shifted = y * splat(1.44269504088896341f) + magic;
+    vf n = shifted - magic;
+    vf r = y - n * splat(0.693359375f);
+    r = r - n * splat(-2.12194440e-4f);
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * r * r + r + splat(1.0f);
+    vi exponent = ((vi)shifted - (vi)magic) << 23;
+    vf scaled = (vf)((vi)p + exponent);
+    scaled = x < low ? vf{} : scaled;
+    return x != x ? x : scaled;
+}
+INLINE vf silu(vf x) { return x / (splat(1.0f) + vexp(-x)); }
+
+// W rows of W floats -> transposed, by log2(W) rounds of interleaving halves.
+template <int N>
+struct Zip {};
+INLINE void zip(vf a, vf b, vf& low, vf& high) {
+#if OMNI_LANES == 16
+    const vi first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    const vi second = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#elif OMNI_LANES == 8
+    const vi first = {0, 8, 1, 9, 2, 10, 3, 11}, second = {4, 12, 5, 13, 6, 14, 7, 15};
+#else
+    const vi first = {0, 4, 1, 5}, second = {2, 6, 3, 7};
+#endif
+    low = __builtin_shuffle(a, b, first);
+    high = __builtin_shuffle(a, b, second);
+}
+INLINE void transpose(vf (&row)[W]) {
+    for (int round = 1; round < W; round *= 2) {
+        vf next[W];
+        for (int i = 0; i < W / 2; i++) zip(row[i], row[i + W / 2], next[2 * i], next[2 * i + 1]);
+        for (int i = 0; i < W; i++) row[i] = next[i];
+    }
+}
