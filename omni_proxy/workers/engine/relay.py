@@ -69,24 +69,22 @@ class Relay:
 
     async def _whole(self, call: Call, generation: Generation) -> None:
         while not generation.ended:
-            for choice, delta in await self._next(generation):
-                _raise_failure(choice, delta)
+            _raise_failure(await self._next(generation))
         params = _kv_params(call.choices[0])
         generation.raise_if_gone()
         await self.reply(call.format.whole(call.head, call.choices, call.per_prompt, params))
 
     async def _stream(self, call: Call, generation: Generation) -> None:
         news = await self._next(generation)
-        for choice, delta in news:
-            _raise_failure(choice, delta)
+        _raise_failure(news)
         openings = [call.format.opening(call.head, choice) for choice in call.choices]
         data = b"".join(event(opening) for opening in openings if opening is not None)
         await self._send(self._stream_start())
         while True:
-            try:
-                data += self._events(call, news)
-            except ApiError as exc:
-                return await self._send_part(data + event(exc.body()), more=False)
+            events, failure = self._events(call, news)
+            data += events
+            if failure is not None:
+                return await self._send_part(data + event(failure.body()), more=False)
             if generation.ended:
                 return await self._send_part(data + self._stream_end(call), more=False)
             if data:
@@ -101,13 +99,15 @@ class Relay:
             self._metrics.observe(choice, delta, self._arrived, now)
         return news
 
-    def _events(self, call: Call, news: list[tuple[Choice, Delta]]) -> bytes:
-        """The stream events for some deltas; raises ApiError at the first failed one."""
+    def _events(self, call: Call, news: list[tuple[Choice, Delta]]) -> tuple[bytes, ApiError | None]:
+        """The stream events for some deltas up to the first failed one, and its error."""
         head = call.head
         shown = head.token_ids or head.logprobs is not None
-        events = []
+        events: list[bytes] = []
         for choice, delta in news:
-            _raise_failure(choice, delta)
+            failure = _failure(choice, delta)
+            if failure is not None:
+                return b"".join(events), failure
             if not (delta.text or delta.finish_reason or (shown and delta.token_ids)):
                 continue
             chunk = call.format.chunk(head, choice, delta)
@@ -116,7 +116,7 @@ class Relay:
             if delta.finish_reason and choice.handoff is not None:
                 chunk["kv_transfer_params"] = _kv_params(choice)
             events.append(event(chunk))
-        return b"".join(events)
+        return b"".join(events), None
 
     def _stream_end(self, call: Call) -> bytes:
         if not call.head.include_usage:
@@ -140,11 +140,19 @@ class Relay:
         return {} if self._request_id is None else {"x-request-id": self._request_id}
 
 
-def _raise_failure(choice: Choice, delta: Delta) -> None:
-    """Raise the error that ended a choice, if one did: 500 for a failure, 503 where the worker gave up."""
-    if delta.finish_reason in _FAILURES:
-        status = 500 if delta.finish_reason == FinishReason.ERROR.value else 503
-        raise ApiError(status, delta.error or f"the engine ended request {choice.request.request_id}")
+def _failure(choice: Choice, delta: Delta) -> ApiError | None:
+    """The error that ended a choice, if one did: 500 for a failure, 503 where the worker gave up."""
+    if delta.finish_reason not in _FAILURES:
+        return None
+    status = 500 if delta.finish_reason == FinishReason.ERROR.value else 503
+    return ApiError(status, delta.error or f"the engine ended request {choice.request.request_id}")
+
+
+def _raise_failure(news: list[tuple[Choice, Delta]]) -> None:
+    for choice, delta in news:
+        failure = _failure(choice, delta)
+        if failure is not None:
+            raise failure
 
 
 def _kv_params(choice: Choice) -> dict[str, Any] | None:
