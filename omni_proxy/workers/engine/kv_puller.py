@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class KvPuller:
     """Runs `Pull` machines over DEALER sockets, one each, in its own thread.
 
-    `start_pull`, `cancel` and `release` are called from one thread only. `on_end` gets each pull that is DONE or FAILED,
-    from the puller's thread; a cancelled one is not heard of again.
+    `start_pull`, `cancel` and `release` are called from one thread only. `on_end` gets each pull that is DONE or
+    FAILED, from the puller's thread; a cancelled one is not heard of again.
     """
 
     def __init__(self, on_end: Callable[[Pull], None]) -> None:
