@@ -167,7 +167,8 @@ def run_serve(config: Config) -> int:
 
 
 async def _serve_until_stopped(config: Config) -> None:
-    from omni_proxy.build import Gateway, listening_socket, stop_signals
+    from omni_proxy.api.serving import listening_socket, stop_signals
+    from omni_proxy.build import Gateway
 
     listen = config.listen
     with listening_socket(listen.host, listen.port, listen.backlog) as sock, stop_signals() as (stop, force):

@@ -143,6 +143,10 @@ class Core:
         """The live requests as they stand."""
         return (r.record(None, None, "") for r in self._requests.values())
 
+    def live_count(self) -> int:
+        """How many requests have not ended."""
+        return len(self._requests)
+
     def workers(self) -> Iterator[WorkerLoad]:
         """The members with their load, by name; to be read only."""
         return iter(self._ledger)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import uvloop
 
-from omni_proxy.build import Gateway, listening_socket, stop_signals
+from omni_proxy.api.serving import listening_socket, stop_signals
+from omni_proxy.build import Gateway
 from omni_proxy.config import AccessLog, Config, ConfigError, Limits, Listen, Model, Timeouts, Worker
+from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report, StartFailed
 from omni_proxy.messages import Role
-from omni_proxy.workers.launcher import Launcher, Ready, Report, StartFailed, WorkerPlan
 
 CONNECTOR = "omni"
 
@@ -88,35 +89,40 @@ class _Up:
             with contextlib.suppress(asyncio.CancelledError):
                 await _raise_start_failure(launching)
 
-    def _plans(self) -> list[WorkerPlan]:
+    def _plans(self) -> list[ProcessPlan]:
         names = [(f"prefill-{i}", Role.PREFILL) for i in range(self._options.prefill)]
         names += [(f"decode-{i}", Role.DECODE) for i in range(self._options.decode)]
-        return [WorkerPlan(name, role.value, self._arguments(role)) for name, role in names]
+        return [ProcessPlan(name, role.value, self._arguments(role)) for name, role in names]
 
     def _arguments(self, role: Role) -> tuple[str, ...]:
         options = self._options
-        return (f"--role={role.value}", f"--model={options.model}", f"--served-model-name={options.model_name}")
+        return (
+            "worker",
+            f"--role={role.value}",
+            f"--model={options.model}",
+            f"--served-model-name={options.model_name}",
+        )
 
     # ------------------------------------------------------------------- what happens
 
-    def _starting(self, plan: WorkerPlan) -> None:
+    def _starting(self, plan: ProcessPlan) -> None:
         _say(f"{plan.name}: loading {self._options.model_name} ...")
 
-    def _serving(self, plan: WorkerPlan, ready: Ready, seconds: float) -> None:
+    def _serving(self, plan: ProcessPlan, ready: Ready, seconds: float) -> None:
         _say(f"{plan.name}: ready on {ready.host}:{ready.port} after {seconds:.1f} s (pid {ready.pid})")
         assert self._gateway is not None
         host = f"[{ready.host}]" if ":" in ready.host else ready.host
         worker = Worker(name=plan.name, url=f"http://{host}:{ready.port}", role=Role(plan.role), connector=CONNECTOR)
-        self._gateway.membership.add(worker)
+        self._gateway.scheduling.membership.add(worker)
         self._missing.discard(plan.name)
         if not self._missing and not self._greeted:
             self._greeted = True
             self._greet()
 
-    def _lost(self, plan: WorkerPlan, reason: str) -> None:
+    def _lost(self, plan: ProcessPlan, reason: str) -> None:
         _say(f"{plan.name}: {reason}; starting it again")
         assert self._gateway is not None
-        self._gateway.membership.lost(plan.name, reason)
+        self._gateway.scheduling.membership.lost(plan.name, reason)
 
     def _greet(self) -> None:
         options = self._options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Final, TextIO
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -40,15 +40,16 @@ class AccessLog:
         self._path = path
         self._combined = combined
         self._lines: list[bytes] = []
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
         self.reopen()
 
     def reopen(self) -> None:
         """Open the file again under its name. Raises OSError; then the old one stays in use."""
         if self._path == "-":
-            self._file = sys.stdout
+            self._file = sys.stdout.buffer
             return
-        opened = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - kept open on purpose
+        # Unbuffered append: each flush is one write, so that several processes can share the file.
+        opened = open(self._path, "ab", buffering=0)  # noqa: SIM115 - kept open on purpose
         self.flush()
         if self._file is not None:
             self._file.close()
@@ -68,12 +69,12 @@ class AccessLog:
         """Write what has been collected."""
         if self._lines and self._file is not None:
             lines, self._lines = self._lines, []
-            self._file.write(b"\n".join(lines).decode() + "\n")
+            self._file.write(b"\n".join(lines) + b"\n")
             self._file.flush()
 
     def close(self) -> None:
         self.flush()
-        if self._file is not None and self._file is not sys.stdout:
+        if self._file is not None and self._path != "-":
             self._file.close()
         self._file = None
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import httpx
 import msgspec
 
-from omni_proxy.config import Health, Keepalive, Timeouts, Worker
+from omni_proxy.config import Health, Worker
 from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerRemoved, WorkerSpec, WorkerUp
 from omni_proxy.workers.connectors.registry import CONNECTORS
-from omni_proxy.workers.upstream import Upstream
+from omni_proxy.workers.upstream import Member
 
 logger = logging.getLogger(__name__)
 
@@ -37,35 +37,31 @@ class _ModelList(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Member:
+class _Watched:
     config: Worker
-    upstream: Upstream
     task: asyncio.Task[None] | None = None
     up: bool = False
     models: tuple[bytes, ...] = ()
     """What it lists under /v1/models, as JSON."""
 
 
-class Membership(Mapping[str, Upstream]):
-    """The members by name, and the tasks that watch them. Reads as a mapping from name to upstream."""
+class Membership:
+    """The members by name, and the tasks that watch them."""
 
-    def __init__(self, post: Callable[[Event], None], health: Health, timeouts: Timeouts, keepalive: Keepalive) -> None:
+    def __init__(self, post: Callable[[Event], None], health: Health) -> None:
         self._post = post
         self._health = health
-        self._timeouts = timeouts
-        self._keepalive = keepalive
-        self._members: dict[str, _Member] = {}
-        self._upstreams: dict[str, Upstream] = {}
+        self._members: dict[str, _Watched] = {}
+        self._listeners: list[Callable[[tuple[Member, ...]], None]] = []
         self._client = httpx.AsyncClient(timeout=health.timeout_s, trust_env=False)
 
-    def __getitem__(self, name: str) -> Upstream:
-        return self._upstreams[name]
+    def on_change(self, listener: Callable[[tuple[Member, ...]], None]) -> None:
+        """Have somebody told of all members whenever one comes, goes or moves; he hears of it before the core."""
+        self._listeners.append(listener)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._upstreams)
-
-    def __len__(self) -> int:
-        return len(self._upstreams)
+    def members(self) -> tuple[Member, ...]:
+        """All members as those who send requests need them."""
+        return tuple(_member(watched.config) for watched in self._members.values())
 
     # ------------------------------------------------------------------ changes
 
@@ -74,18 +70,8 @@ class Membership(Mapping[str, Upstream]):
         old = self._members.pop(worker.name, None)
         if old is not None:
             self._stop(old)
-        upstream = Upstream(
-            worker.name,
-            worker.url,
-            CONNECTORS[worker.connector],
-            api_key=worker.api_key,
-            bootstrap_port=worker.bootstrap_port,
-            idle_s=self._keepalive.idle_s,
-            max_idle=self._keepalive.max_idle,
-            connect_s=self._timeouts.connect_s,
-        )
-        member = self._members[worker.name] = _Member(worker, upstream)
-        self._upstreams[worker.name] = upstream
+        member = self._members[worker.name] = _Watched(worker)
+        self._tell()
         self._post(WorkerAdded(_spec(worker, (), None, None)))
         if not worker.down:
             member.task = asyncio.create_task(self._watch(member), name=f"watch {worker.name}")
@@ -102,11 +88,11 @@ class Membership(Mapping[str, Upstream]):
         member = self._members.pop(name, None)
         if member is not None:
             self._stop(member)
-            del self._upstreams[name]
             self._post(WorkerRemoved(name))
+            self._tell()
 
     async def close(self) -> None:
-        """Stop watching, close idle connections."""
+        """Stop watching."""
         tasks = [m.task for m in self._members.values() if m.task is not None]
         for member in self._members.values():
             self._stop(member)
@@ -121,19 +107,18 @@ class Membership(Mapping[str, Upstream]):
                 found.setdefault(msgspec.json.decode(raw, type=_ModelInfo).id, raw)
         return [found[name] for name in sorted(found)]
 
-    def expire_idle(self) -> None:
-        """Close connections that have been idle for too long."""
-        for upstream in self._upstreams.values():
-            upstream.pool.expire()
+    def _tell(self) -> None:
+        members = self.members()
+        for listener in self._listeners:
+            listener(members)
 
-    def _stop(self, member: _Member) -> None:
+    def _stop(self, member: _Watched) -> None:
         if member.task is not None:
             member.task.cancel()
-        member.upstream.pool.close()
 
     # ------------------------------------------------------------------- probes
 
-    async def _watch(self, member: _Member) -> None:
+    async def _watch(self, member: _Watched) -> None:
         failures = 0
         while True:
             reason = await self._probe(member)
@@ -150,7 +135,7 @@ class Membership(Mapping[str, Upstream]):
             # Until it is there for the first time, look often: somebody waits for it to start.
             await asyncio.sleep(self._health.interval_s if member.up else min(0.2, self._health.interval_s))
 
-    async def _probe(self, member: _Member) -> str | None:
+    async def _probe(self, member: _Watched) -> str | None:
         """Why the member cannot be used, or None."""
         try:
             response = await self._get(member, "/health")
@@ -160,7 +145,7 @@ class Membership(Mapping[str, Upstream]):
             return f"cannot be reached ({type(exc).__name__})"
         return None if response.status_code == 200 else f"/health says {response.status_code}"
 
-    async def _welcome(self, member: _Member) -> None:
+    async def _welcome(self, member: _Watched) -> None:
         """Learn what a member is, then let it be used."""
         worker = member.config
         try:
@@ -177,7 +162,7 @@ class Membership(Mapping[str, Upstream]):
         logger.info("worker %s (%s) is up", worker.name, worker.role.value)
         self._post(WorkerUp(_spec(worker, tuple(info.id for info in infos), longest, capacity)))
 
-    async def _models_of(self, member: _Member) -> list[dict[str, object]]:
+    async def _models_of(self, member: _Watched) -> list[dict[str, object]]:
         response = await self._get(member, "/v1/models")
         if response.status_code != 200:
             return []
@@ -185,7 +170,7 @@ class Membership(Mapping[str, Upstream]):
         entries: list[dict[str, object]] = msgspec.json.decode(response.content)["data"]
         return entries
 
-    async def _kv_capacity(self, member: _Member) -> int | None:
+    async def _kv_capacity(self, member: _Watched) -> int | None:
         """Tokens of KV cache, where the worker's metrics tell block size and count as vLLM's do."""
         response = await self._get(member, "/metrics")
         found = _CACHE_INFO.search(response.text) if response.status_code == 200 else None
@@ -195,10 +180,14 @@ class Membership(Mapping[str, Upstream]):
         except (KeyError, ValueError):
             return None
 
-    async def _get(self, member: _Member, path: str) -> httpx.Response:
+    async def _get(self, member: _Watched, path: str) -> httpx.Response:
         key = member.config.api_key
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
         return await self._client.get(member.config.url + path, headers=headers)
+
+
+def _member(worker: Worker) -> Member:
+    return Member(worker.name, worker.url, worker.connector, worker.api_key, worker.bootstrap_port)
 
 
 def _spec(worker: Worker, models: tuple[str, ...], max_model_len: int | None, capacity: int | None) -> WorkerSpec:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from omni_proxy.messages import Failure
 from omni_proxy.workers.connectors.base import Connector, Peer
+from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.http import Headers, WorkerPool
 
 logger = logging.getLogger(__name__)
+
+
+class Member(Struct, frozen=True):
+    """A worker as those who send requests need it: where it is and how to talk to it."""
+
+    name: str
+    url: str
+    connector: str
+    api_key: str | None = None
+    bootstrap_port: int | None = None
 
 
 class _Discard:
@@ -37,29 +49,18 @@ class _Discard:
 class Upstream:
     """One worker's address, connection pool and connector."""
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        connector: Connector,
-        *,
-        api_key: str | None = None,
-        bootstrap_port: int | None = None,
-        idle_s: float = 4.0,
-        max_idle: int = 1024,
-        connect_s: float = 5.0,
-    ) -> None:
-        parts = urlsplit(url)
+    def __init__(self, member: Member, idle_s: float, max_idle: int, connect_s: float) -> None:
+        parts = urlsplit(member.url)
         assert parts.hostname is not None
         port = parts.port or (443 if parts.scheme == "https" else 80)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self.name = name
-        self.url = url
-        self.connector = connector
-        self.replaces_authorization = api_key is not None
-        self.peer = Peer(name, parts.hostname, port, bootstrap_port)
+        self.member = member
+        self.connector: Connector = CONNECTORS[member.connector]
+        self.replaces_authorization = member.api_key is not None
+        self.peer = Peer(member.name, parts.hostname, port, member.bootstrap_port)
         self.pool = WorkerPool(parts.hostname, port, tls, idle_s=idle_s, max_idle=max_idle, connect_s=connect_s)
-        authorization = b"authorization: Bearer %b\r\n" % api_key.encode() if api_key is not None else b""
+        key = member.api_key
+        authorization = b"authorization: Bearer %b\r\n" % key.encode() if key is not None else b""
         self._head = b" HTTP/1.1\r\nhost: %b\r\n%bcontent-type: application/json\r\n" % (
             parts.netloc.encode(),
             authorization,
@@ -85,3 +86,40 @@ class Upstream:
         if call is not None:
             path, body = call
             self.pool.request(self.request(path.encode(), b"", b"release", body), _Discard())
+
+
+class Upstreams(Mapping[str, Upstream]):
+    """The upstreams by name. Seconds and counts as in the config's `keepalive` and `timeouts`."""
+
+    def __init__(self, idle_s: float = 4.0, max_idle: int = 1024, connect_s: float = 5.0) -> None:
+        self._settings = (idle_s, max_idle, connect_s)
+        self._upstreams: dict[str, Upstream] = {}
+
+    def set(self, members: Iterable[Member]) -> None:
+        """Take over all members; the connections of those that have not changed stay."""
+        wanted = {member.name: member for member in members}
+        for name, upstream in list(self._upstreams.items()):
+            if wanted.get(name) != upstream.member:
+                upstream.pool.close()
+                del self._upstreams[name]
+        for name, member in wanted.items():
+            if name not in self._upstreams:
+                self._upstreams[name] = Upstream(member, *self._settings)
+
+    def expire_idle(self) -> None:
+        """Close connections that have been idle for too long."""
+        for upstream in self._upstreams.values():
+            upstream.pool.expire()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self.set(())
+
+    def __getitem__(self, name: str) -> Upstream:
+        return self._upstreams[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._upstreams)
+
+    def __len__(self) -> int:
+        return len(self._upstreams)

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_proxy.build import Gateway, listening_socket
+from omni_proxy.api.serving import listening_socket
+from omni_proxy.build import Gateway
 from omni_proxy.config import Config, parse
 from tests.relay.scripted import Script, ScriptedWorker, decode_stream, prefill_ok
 
@@ -35,9 +36,9 @@ class Rig:
 
     async def idle(self) -> None:
         """Wait until nothing is live, then check that nothing is held."""
-        core = self.gateway.driver.core
+        core = self.gateway.scheduling.core
         async with asyncio.timeout(5):
-            while list(core.records()) or self.gateway.edge.exchanges:
+            while list(core.records()) or self.gateway.front.edge.exchanges:
                 await asyncio.sleep(0.005)
         core.check()
         assert all(w.seqs == 0 and w.prefill_tokens == 0 and w.kv_tokens == 0 for w in core.workers())
@@ -61,7 +62,7 @@ async def start() -> AsyncIterator[Start]:
             rig = await stack.enter_async_context(_running(_config(workers, config or {}), workers))
             if wait:
                 async with asyncio.timeout(5):
-                    while not all(w.up for w in rig.gateway.workers()):
+                    while not all(w.up for w in rig.gateway.scheduling.workers()):
                         await asyncio.sleep(0.005)
             return rig
 

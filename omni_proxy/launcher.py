@@ -1,6 +1,6 @@
-"""Starts embedded workers as processes of their own, watches them, starts them again, and ends them.
+"""Starts processes of ours, watches them, starts them again, and ends them.
 
-Two pipes tie a worker to its launcher: one on which it says that it serves, and one that it reads until the launcher's
+Two pipes tie a child to its launcher: one on which it says that it serves, and one that it reads until the launcher's
 death closes it. So nothing is left behind, whoever dies first.
 """
 
@@ -19,15 +19,15 @@ import msgspec
 START_LIMIT_S: Final = 120.0
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_S: Final = 30.0
-"""A worker that lived this long starts again without delay."""
+"""A process that lived this long starts again without delay."""
 TERM_LIMIT_S: Final = 8.0
-"""From SIGTERM to SIGKILL: more than a worker's own drain."""
+"""From SIGTERM to SIGKILL, unless told otherwise: more than a worker's own drain."""
 _KEPT_LINES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """What to start: a name, a role, and the arguments behind `omni-proxy worker`."""
+class ProcessPlan:
+    """What to start: a name, a role, and the arguments behind `omni-proxy`."""
 
     name: str
     role: str
@@ -35,7 +35,7 @@ class WorkerPlan:
 
 
 class Ready(msgspec.Struct):
-    """What a worker says when it serves."""
+    """What a child says when it serves."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ class Ready(msgspec.Struct):
 
 
 class StartFailed(Exception):
-    """A worker could not start; the text is its own last line."""
+    """A process could not start; the text is its own last line."""
 
 
 class Report:
@@ -51,9 +51,9 @@ class Report:
 
     def __init__(
         self,
-        starting: Callable[[WorkerPlan], None],
-        serving: Callable[[WorkerPlan, Ready, float], None],
-        lost: Callable[[WorkerPlan, str], None],
+        starting: Callable[[ProcessPlan], None],
+        serving: Callable[[ProcessPlan, Ready, float], None],
+        lost: Callable[[ProcessPlan, str], None],
     ) -> None:
         self.starting = starting
         self.serving = serving
@@ -61,16 +61,17 @@ class Report:
 
 
 class Launcher:
-    """The worker processes of one `omni-proxy up`."""
+    """Some processes that live and end together."""
 
-    def __init__(self, plans: Sequence[WorkerPlan], report: Report) -> None:
+    def __init__(self, plans: Sequence[ProcessPlan], report: Report, term_limit_s: float = TERM_LIMIT_S) -> None:
         self._plans = plans
         self._report = report
+        self._term_limit_s = term_limit_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = False
 
     async def run(self) -> None:
-        """Keep all workers running until cancelled. Raises StartFailed when one cannot start the first time."""
+        """Keep all processes running until cancelled. Raises StartFailed when one cannot start the first time."""
         try:
             async with asyncio.TaskGroup() as group:
                 for plan in self._plans:
@@ -81,12 +82,18 @@ class Launcher:
             await self.stop()
 
     async def stop(self) -> None:
-        """End every worker: politely, then not. Returns when all are gone."""
+        """End every process: politely, then not. Returns when all are gone."""
         self._stopping = True
-        await asyncio.gather(*map(_end, list(self._processes.values())))
+        await asyncio.gather(*[_end(process, self._term_limit_s) for process in self._processes.values()])
         self._processes.clear()
 
-    async def _keep(self, plan: WorkerPlan) -> None:
+    def signal(self, number: int) -> None:
+        """Send a signal to every process that runs."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _keep(self, plan: ProcessPlan) -> None:
         failures = 0
         first = True
         loop = asyncio.get_running_loop()
@@ -101,8 +108,8 @@ class Launcher:
             self._report.lost(plan, reason)
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] if failures else 0.0)
 
-    async def _run_once(self, plan: WorkerPlan, begun: float) -> tuple[str, bool]:
-        """One life of a worker: why it ended, and whether it served."""
+    async def _run_once(self, plan: ProcessPlan, begun: float) -> tuple[str, bool]:
+        """One life of a process: why it ended, and whether it served."""
         ready_read, ready_write = os.pipe()
         parent_read, parent_write = os.pipe()
         try:
@@ -125,12 +132,11 @@ class Launcher:
         self._processes.pop(plan.name, None)
         return _why(code, lines), ready is not None
 
-    async def _spawn(self, plan: WorkerPlan, ready_fd: int, parent_fd: int) -> asyncio.subprocess.Process:
+    async def _spawn(self, plan: ProcessPlan, ready_fd: int, parent_fd: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "omni_proxy",
-            "worker",
             *plan.arguments,
             f"--ready-fd={ready_fd}",
             f"--parent-fd={parent_fd}",
@@ -138,13 +144,13 @@ class Launcher:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=(ready_fd, parent_fd),
-            # Ctrl-C in a terminal reaches the whole foreground group: workers are ended by us, in order.
+            # Ctrl-C in a terminal reaches the whole foreground group: children are ended by us, in order.
             start_new_session=True,
         )
 
 
 async def _read_ready(fd: int) -> Ready | None:
-    """The worker's word that it serves; None when it ended, or took too long, without a word."""
+    """A child's word that it serves; None when it ended, or took too long, without a word."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
@@ -161,7 +167,7 @@ async def _read_ready(fd: int) -> Ready | None:
 
 
 async def _pass_on(stream: asyncio.StreamReader) -> list[str]:
-    """Copy a worker's stderr to ours; keep its last lines."""
+    """Copy a child's stderr to ours; keep its last lines."""
     kept: list[str] = []
     while line := await stream.readline():
         text = line.decode("utf-8", "replace").rstrip()
@@ -170,11 +176,11 @@ async def _pass_on(stream: asyncio.StreamReader) -> list[str]:
     return kept
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process, limit_s: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(TERM_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,157 @@
+"""Runs the HTTP server of one front: uvicorn with our protocol, its time limits, and the way it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final
+
+import uvicorn
+
+from omni_proxy.api.edge import Edge
+from omni_proxy.api.front import FrontProtocol
+from omni_proxy.config import Config, ConfigError
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 0.25
+CLOSE_IDLE_S: Final = 1.0
+
+
+class FrontServer:
+    """Serves one edge and one ASGI app on a socket until told to stop."""
+
+    def __init__(self, config: Config, edge: Edge, app: Any, upkeep: Callable[[], None]) -> None:
+        self._config = config
+        self._edge = edge
+        self._upkeep = upkeep
+        self._server = _Server(self._uvicorn_config(app))
+
+    async def run(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
+        """Serve until `stop`; then finish what runs, for `drain_s` at most, or until `force`."""
+        async with self._tasks():
+            stopper = asyncio.create_task(self._stop_when(stop, force), name="stopper")
+            try:
+                await self._server.serve([sock])
+            finally:
+                stopper.cancel()
+                for exchange in list(self._edge.exchanges.values()):
+                    if exchange.client is not None:
+                        exchange.client.drop()
+                # Lost connections are told in the loop's next turn; leases go home before we do.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+    async def _stop_when(self, stop: asyncio.Event, force: asyncio.Event) -> None:
+        await stop.wait()
+        self._server.should_exit = True
+        await force.wait()
+        self._server.force_exit = True
+
+    @contextlib.asynccontextmanager
+    async def _tasks(self) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(every(CLOSE_IDLE_S, self._close_idle), name="close idle clients"),
+            asyncio.create_task(every(SWEEP_S, self._sweep), name="sweep"),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _sweep(self) -> None:
+        self._edge.sweep()
+        self._upkeep()
+
+    def _close_idle(self) -> None:
+        before = asyncio.get_running_loop().time() - self._config.timeouts.client_keepalive_s
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, FrontProtocol):
+                connection.close_if_idle(before)
+
+    def _uvicorn_config(self, app: Any) -> uvicorn.Config:
+        timeouts = self._config.timeouts
+        protocol = functools.partial(
+            FrontProtocol,
+            edge=self._edge,
+            max_body_bytes=self._config.limits.client_max_body_bytes,
+            body_timeout_s=timeouts.client_body_s,
+        )
+        return uvicorn.Config(
+            app,
+            http=protocol,  # type: ignore[arg-type]  # uvicorn calls it like the class that it expects
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            backlog=self._config.listen.backlog,
+            timeout_keep_alive=round(timeouts.client_keepalive_s),
+            timeout_graceful_shutdown=max(1, round(timeouts.drain_s)),
+        )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: ours say what a first and a second signal mean."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Events that SIGTERM and SIGINT set: the first signal `stop`, the second `force`."""
+    stop, force = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (force if stop.is_set() else stop).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop, force
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def listening_socket(host: str, port: int, backlog: int, share_port: bool = False) -> socket.socket:
+    """A socket that listens. `share_port`: other processes listen on the same port.
+
+    Raises ConfigError in one line when the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        # Accepted sockets inherit it: tokens must not wait for acknowledgements of the ones before.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+        # Listening at once makes a second gateway on this port fail here and not later.
+        sock.listen(backlog)
+    except (OSError, OverflowError) as exc:
+        sock.close()
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from exc
+    return sock
+
+
+async def every(seconds: float, what: Callable[[], None]) -> None:
+    """Call something again and again; a fault in it is logged and does not end the series."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            what()
+        except Exception:
+            logger.exception("maintenance failed")
