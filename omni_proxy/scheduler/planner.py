@@ -32,12 +32,15 @@ class Planner:
         self._decode_placer = decode_placer
 
     def place_at_once(self, request: Request, now: float) -> bool:
-        """Grant leases to a request that has not lined up yet; False when others wait or nobody has room."""
-        if self.prefill_queue.waits or self.decode_queue.waits:
+        """Grant leases to a request that has not lined up yet, as `plan` would if it was the last in its queue.
+
+        False when nobody has room, or others whose turn may be earlier wait.
+        """
+        if self.decode_queue.waits:
             return False
         if request.stage is Stage.DECODE_WAITING:
             return self.place_decode(request, now)
-        return self.place_prefill(request, now)
+        return not self.prefill_queue.waits and self.place_prefill(request, now)
 
     def wait(self, request: Request, deadline: float, first: bool = False) -> None:
         """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
