@@ -130,28 +130,30 @@ def _names(names: Sequence[str], repetition: int) -> list[str]:
 
 def _measure(bench: Bench, run: Run, gateway: Gateway | None, names: Sequence[str]) -> None:
     row = DIRECT if gateway is None else gateway.row
-    if run.results.failure(row, "all"):
-        return
-    try:
-        with bench.subject(gateway) as subject:
-            measurer = Measurer(subject, run.plan, run.notes, row)
-            for name in names:
-                _attempt(run, row, name, measurer)
-    except (Failed, Missing) as exc:
-        run.results.fail(row, "all", str(exc))
-        _progress(f"{row}: {exc}")
+    left = list(names)
+    while left and not run.results.failure(row, "all"):
+        try:
+            with bench.subject(gateway) as subject:
+                measurer = Measurer(subject, run.plan, run.notes, row)
+                # What a failure leaves behind must not meet the next measurement: start afresh.
+                while left and _attempt(run, row, left.pop(0), measurer):
+                    pass
+        except (Failed, Missing) as exc:
+            run.results.fail(row, "all", str(exc))
+            _progress(f"{row}: {exc}")
 
 
-def _attempt(run: Run, row: str, name: str, measurer: Measurer) -> None:
+def _attempt(run: Run, row: str, name: str, measurer: Measurer) -> bool:
     try:
         figures = MEASUREMENTS[name](measurer)
     except Failed as exc:
         run.results.fail(row, name, str(exc))
         _progress(f"{row}: {name} fails: {exc}")
-        return
+        return False
     run.results.add(row, figures)
     shown = ", ".join(f"{key} {value:.2f}" for key, value in figures.items())
     _progress(f"{row}: {shown}")
+    return True
 
 
 def _measure_processes(bench: Bench, run: Run, gateway: Gateway | None) -> None:

@@ -115,9 +115,9 @@ def _omni(place: Place) -> list[str]:
     if importlib.util.find_spec("omni_proxy") is None:
         raise Missing("omni_proxy cannot be imported by this Python")
     config = place.folder / "omni.yaml"
-    config.write_text(
-        omni_config(place.port, place.prefill, place.decode, processes=place.processes)
-    )
+    log, count = place.folder / "access.log", place.processes
+    text = omni_config(place.port, place.prefill, place.decode, log, processes=count)
+    config.write_text(text)
     return [sys.executable, "-m", "omni_proxy", "serve", "-c", str(config)]
 
 

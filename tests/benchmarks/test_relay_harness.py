@@ -68,7 +68,9 @@ def zombie(pid: int) -> bool:
 
 class TestConfigs:
     def test_omni_config_is_yaml_with_every_worker(self) -> None:
-        config = yaml.safe_load(omni_config(9000, [9101, 9102], [9201, 9202], processes=2))
+        text = omni_config(9000, [9101, 9102], [9201, 9202], Path("/tmp/a.log"), processes=2)
+        config = yaml.safe_load(text)
+        assert config["access_log"] == {"path": "/tmp/a.log"}
         assert config["listen"] == {"host": "127.0.0.1", "port": 9000}
         assert config["processes"] == 2
         assert [(w["name"], w["role"]) for w in config["workers"]] == [
