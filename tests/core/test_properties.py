@@ -47,6 +47,8 @@ from omni_proxy.messages import (
 from omni_proxy.scheduler.admission import Admission
 from tests.core.steps import assert_idle, spec
 
+pytestmark = pytest.mark.timeout(1800)  # for the thorough profile; the default one takes seconds
+
 MODELS = ("a", "b")
 GROUPS = ("1", "2")
 KINDS = tuple(FailureKind)
