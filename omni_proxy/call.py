@@ -6,11 +6,12 @@ and large integers reach the worker unchanged, and an edit touches nothing but i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from omni_proxy.errors import ErrorCode, Rejected
 
@@ -40,39 +41,41 @@ class _Message(Struct):
     content: Raw = Raw(b"null")
 
 
-class _Shown(Struct):
-    """The fields that the gateway itself reads or vouches for; all others pass unread."""
+class _Shared(Struct):
+    """The fields that the gateway itself reads or vouches for, of either endpoint; all others pass unread."""
 
-    model: str
+    model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
     priority: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(ge=0)] | None = None
     stop: str | list[str] | None = None
-    stream_options: dict[str, Raw] | None = None
-    best_of: int | None = None
+    stream_options: _StreamOptions | None = None
     echo: bool | None = None
     prompt_logprobs: int | None = None
 
 
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class _Chat(_Shared, kw_only=True):
+    messages: Annotated[list[_Message], Meta(min_length=1)]
+
+
+class _Completion(_Shared, kw_only=True):
+    prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
+
+
 _TOP = msgspec.json.Decoder(Fields)
-_MESSAGES = msgspec.json.Decoder(list[_Message])
-_Prompt = str | list[int | str | list[int]]
-_PROMPT = msgspec.json.Decoder(_Prompt)
-_FIELD_DECODERS: Final[Mapping[str, msgspec.json.Decoder[object]]] = {
-    field.encode_name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(_Shown)
-}
-_MINIMUM: Final[Mapping[str, float]] = {
-    "max_tokens": 1,
-    "max_completion_tokens": 1,
-    "n": 1,
-    "best_of": 1,
-    "temperature": 0,
-    "top_p": 0,
-}
+_CHAT = msgspec.json.Decoder(_Chat)
+_COMPLETION = msgspec.json.Decoder(_Completion)
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
 class Call(Struct):
@@ -97,111 +100,73 @@ class Call(Struct):
 
 def parse_call(path: str, body: bytes) -> Call:
     """Check a body and take from it what the gateway needs. Raises Rejected, naming the field."""
-    fields = _split(body)
-    values = {name: _decode(name, raw) for name, raw in fields.items() if name in _FIELD_DECODERS}
-    model = values.get("model")
-    if not isinstance(model, str) or not model:
-        raise Rejected(ErrorCode.INVALID_VALUE, "'model' is required and must be a non-empty string.", "model")
-    _check_ranges(values)
-    prompts = _check_messages(fields) if path == CHAT else _check_prompt(fields)
-    return _call(path, body, fields, values, model, prompts)
-
-
-def _call(path: str, body: bytes, fields: Fields, values: dict[str, object], model: str, prompts: int) -> Call:
-    caps = [v for name in ("max_completion_tokens", "max_tokens") if isinstance(v := values.get(name), int)]
-    options = values.get("stream_options")
-    stream = values.get("stream") is True
-    samples = max((v for name in ("n", "best_of") if isinstance(v := values.get(name), int)), default=1)
-    about_prompt = values.get("echo") is True or values.get("prompt_logprobs") is not None
-    priority = values.get("priority")
+    try:
+        shown: _Chat | _Completion = _CHAT.decode(body) if path == CHAT else _COMPLETION.decode(body)
+        fields = _TOP.decode(body)
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc), body) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise Rejected(ErrorCode.INVALID_JSON, f"The request body is not valid JSON: {exc}.") from exc
+    prompts = 1 if isinstance(shown, _Chat) else _count_prompts(shown.prompt)
+    stream, options = shown.stream is True, shown.stream_options
+    samples = max(shown.n or 1, shown.best_of or 1)
     return Call(
         path=path,
         body=body,
         fields=fields,
-        model=model,
+        model=shown.model,
         stream=stream,
-        max_tokens=caps[0] if caps else None,
-        priority=priority if isinstance(priority, int) else 0,
-        wants_usage=stream and isinstance(options, dict) and _is_true(options.get("include_usage")),
+        max_tokens=shown.max_completion_tokens or shown.max_tokens,
+        priority=shown.priority or 0,
+        wants_usage=stream and options is not None and options.include_usage is True,
         prompts=prompts,
         samples=samples,
-        whole=samples > 1 or prompts > 1 or about_prompt,
+        whole=samples > 1 or prompts > 1 or shown.echo is True or shown.prompt_logprobs is not None,
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
     )
 
 
-def _split(body: bytes) -> Fields:
-    try:
-        return _TOP.decode(body)
-    except msgspec.ValidationError as exc:
-        raise Rejected(ErrorCode.INVALID_JSON, "The request body must be a JSON object.") from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise Rejected(ErrorCode.INVALID_JSON, f"The request body is not valid JSON: {exc}.") from exc
+def _wrong_field(message: str, body: bytes) -> Rejected:
+    """What msgspec says of a wrong value, in the words of the API: the field, the rule, the value."""
+    place = _PLACE.search(message)
+    missing = _MISSING.search(message)
+    rule = _PLACE.sub("", message)
+    if missing is not None:
+        name = f"{place[1]}.{missing[1]}" if place is not None else missing[1]
+        return Rejected(ErrorCode.INVALID_VALUE, f"'{name}' is required.", name)
+    if place is None or not place[1]:
+        return Rejected(ErrorCode.INVALID_JSON, f"The request body must be a JSON object: {rule}.")
+    shown = bytes(_TOP.decode(body).get(place[1].partition(".")[0].partition("[")[0], b""))[:80]
+    text = shown.decode("utf-8", "replace")
+    return Rejected(ErrorCode.INVALID_VALUE, f"'{place[1]}' is not valid: {rule}; got {text}.", place[1])
 
 
-def _decode(name: str, raw: Raw) -> object:
-    try:
-        return _FIELD_DECODERS[name].decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _wrong_type(name, raw, exc) from exc
-
-
-def _wrong_type(name: str, raw: Raw, exc: Exception) -> Rejected:
-    shown = bytes(raw)[:80].decode("utf-8", "replace")
-    return Rejected(ErrorCode.INVALID_VALUE, f"'{name}' is not valid: {exc}; got {shown}.", name)
-
-
-def _check_ranges(values: Mapping[str, object]) -> None:
-    for name, least in _MINIMUM.items():
-        value = values.get(name)
-        if isinstance(value, int | float) and value < least:
-            raise Rejected(ErrorCode.INVALID_VALUE, f"'{name}' must be at least {least}, got {value}.", name)
-
-
-def _check_messages(fields: Fields) -> int:
-    raw = fields.get("messages")
-    if raw is None:
-        raise Rejected(ErrorCode.INVALID_VALUE, "'messages' is required.", "messages")
-    try:
-        messages = _MESSAGES.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise _wrong_type("messages", raw, exc) from exc
-    if not messages:
-        raise Rejected(ErrorCode.INVALID_VALUE, "'messages' must not be empty.", "messages")
-    return 1
-
-
-def _check_prompt(fields: Fields) -> int:
-    raw = fields.get("prompt")
-    if raw is None:
-        raise Rejected(ErrorCode.INVALID_VALUE, "'prompt' is required.", "prompt")
-    try:
-        prompt = _PROMPT.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise _wrong_type("prompt", raw, exc) from exc
-    if not prompt:
-        raise Rejected(ErrorCode.INVALID_VALUE, "'prompt' must not be empty.", "prompt")
-    kinds = {type(p) for p in prompt} if isinstance(prompt, list) else set()
+def _count_prompts(prompt: str | list[int | str | list[int]]) -> int:
+    if isinstance(prompt, str):
+        return 1
+    kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise Rejected(ErrorCode.INVALID_VALUE, "'prompt' must be text, token ids, or a list of one of them.", "prompt")
-    return len(prompt) if kinds & {str, list} else 1
-
-
-def _is_true(raw: Raw | None) -> bool:
-    return raw is not None and bytes(raw) == b"true"
+    return 1 if kinds == {int} else len(prompt)
 
 
 # -------------------------------------------------------------------------------------------- editing
 
 
-def without(fields: Fields, drop: Callable[[str], bool]) -> Fields:
-    """The fields that are not to be dropped, in their order."""
-    return {name: raw for name, raw in fields.items() if not drop(name)}
+_KEYS: Final = {
+    name: msgspec.json.encode(name) + b":"
+    for name in (
+        *(field.encode_name for shape in (_Chat, _Completion) for field in msgspec.structs.fields(shape)),
+        *INTERNAL_FIELDS,
+        *("usage", "choices", "prompt_tokens_details", "cached_tokens", "ignore_eos", "seed", "top_k", "tools"),
+    )
+}
+"""Names that come often, encoded once."""
 
 
 def encode_fields(fields: Mapping[str, bytes | Raw]) -> bytes:
     """A JSON object from raw values."""
-    parts = [b"%b:%b" % (msgspec.json.encode(name), bytes(raw)) for name, raw in fields.items()]
+    parts = [(_KEYS.get(name) or msgspec.json.encode(name) + b":") + bytes(raw) for name, raw in fields.items()]
     return b"{" + b",".join(parts) + b"}"
 
 

@@ -130,28 +130,29 @@ class PrefillLeg(Leg):
 class DecodeLeg(Leg):
     """Asks D for the answer and relays it: a stream as it comes, an object when it is whole."""
 
-    __slots__ = ("_handed_over", "_scan", "_streaming")
+    __slots__ = ("_cached", "_forced", "_scan")
 
     def __init__(
         self, exchange: Exchange, lease: Lease, post: Post, loop: AbstractEventLoop, *, handed_over: bool, forced: bool
     ) -> None:
         super().__init__(exchange, lease, post, loop)
-        cached = exchange.prefill_cached if handed_over else None
-        self._handed_over = handed_over
-        self._scan = StreamScan(strip_usage=forced, cached_tokens=cached)
-        self._streaming = False
+        self._cached = exchange.prefill_cached if handed_over else None
+        self._forced = forced
+        self._scan: StreamScan | None = None
+        """Looks at the stream; None where the answer is not one."""
 
     def on_head(self, status: int, headers: Headers) -> None:
         super().on_head(status, headers)
         content_type = next((value for name, value in headers if name == b"content-type"), b"")
-        self._streaming = status == 200 and content_type.startswith(b"text/event-stream")
+        if status == 200 and content_type.startswith(b"text/event-stream"):
+            self._scan = StreamScan(strip_usage=self._forced, cached_tokens=self._cached)
 
     def on_data(self, data: bytes) -> None:
-        if not self._streaming:
+        scan = self._scan
+        if scan is None:
             super().on_data(data)
             return
         self.last_sign = self.loop.time()
-        scan = self._scan
         seen = scan.first_content
         data = scan.feed(data)
         if data:
@@ -160,15 +161,15 @@ class DecodeLeg(Leg):
             self._post(FirstToken(self.lease))
 
     def on_end(self) -> None:
-        if self._streaming:
-            self._end_stream()
+        if self._scan is not None:
+            self._end_stream(self._scan)
         elif self.status != 200:
             self._failed_with_status()
         else:
             self._end_object()
 
     def on_failure(self, failure: Failure) -> None:
-        if self._streaming:
+        if self._scan is not None:
             self._relay(self._scan.flush())
         super().on_failure(failure)
 
@@ -180,8 +181,7 @@ class DecodeLeg(Leg):
             exchange.open_stream(200, [*kept, *_STREAM_HEADERS])
         exchange.send(data)
 
-    def _end_stream(self) -> None:
-        scan = self._scan
+    def _end_stream(self, scan: StreamScan) -> None:
         self._relay(scan.flush())
         if not scan.done:
             detail = "the stream ended without [DONE]"
@@ -192,12 +192,11 @@ class DecodeLeg(Leg):
 
     def _end_object(self) -> None:
         body = self._body_bytes()
-        cached = self.exchange.prefill_cached if self._handed_over else None
         usage, patched = Usage(), None
         try:
             raw = _ANSWER.decode(body).usage
             if bytes(raw) != b"null":
-                usage, patched = read_usage(raw, cached)
+                usage, patched = read_usage(raw, self._cached)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, "not a JSON answer", 200, answered=True)))
             return

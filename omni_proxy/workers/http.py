@@ -58,7 +58,6 @@ class Ticket:
         if self.done:
             return
         self.done = True
-        self.pool.active.discard(self)
         if self.task is not None:
             self.task.cancel()
         if self.connection is not None:
@@ -77,14 +76,12 @@ class Ticket:
         """The answer is whole."""
         if not self.done:
             self.done = True
-            self.pool.active.discard(self)
             self.handler.on_end()
 
     def fail(self, failure: Failure) -> None:
         """There will be no whole answer."""
         if not self.done:
             self.done = True
-            self.pool.active.discard(self)
             self.handler.on_failure(failure)
 
 
@@ -256,7 +253,6 @@ class WorkerPool:
     ) -> None:
         self.host = host
         self.port = port
-        self.active: set[Ticket] = set()
         self._tls = tls
         self._idle: deque[WorkerConnection] = deque()
         self._idle_s = idle_s
@@ -268,7 +264,6 @@ class WorkerPool:
     def request(self, data: bytes, handler: Handler) -> Ticket:
         """Send a whole request; the handler hears what comes of it, possibly before this returns."""
         ticket = Ticket(self, data, handler)
-        self.active.add(ticket)
         oldest = self._loop.time() - self._idle_s
         while self._idle:
             connection = self._idle.pop()

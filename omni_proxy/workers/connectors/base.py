@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from omni_proxy.call import INTERNAL_FIELDS, Call, Fields
+from omni_proxy.call import INTERNAL_FIELDS, Call
 from omni_proxy.messages import Mode, Usage
 
 
@@ -114,7 +114,6 @@ class _Details(Struct):
 
 class _Usage(Struct):
     prompt_tokens: int | None = None
-    completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -126,21 +125,16 @@ class _Answer(Struct):
 _ANSWER = msgspec.json.Decoder(_Answer)
 
 
-def read_usage_and_params(body: bytes) -> tuple[Usage, Fields | None, Raw]:
-    """Usage and `kv_transfer_params` (decoded one level, and raw) of an answer. Raises GarbageAnswer."""
+def read_usage_and_params(body: bytes) -> tuple[Usage, Raw]:
+    """Usage and `kv_transfer_params` (raw; `null` when there are none) of P's answer. Raises GarbageAnswer."""
     try:
         answer = _ANSWER.decode(body)
-        params = msgspec.json.decode(answer.kv_transfer_params, type=Fields | None)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise GarbageAnswer(f"not the JSON of an answer ({exc})") from exc
-    return usage_of(answer.usage), params, answer.kv_transfer_params
-
-
-def usage_of(usage: _Usage | None) -> Usage:
-    """P's usage in our own form; absent details mean that nothing was cached."""
+    usage = answer.usage
     if usage is None:
-        return Usage()
+        return Usage(), answer.kv_transfer_params
     details = usage.prompt_tokens_details
+    # Absent details mean that nothing was cached; P's one token is not part of the answer.
     cached = (details.cached_tokens or 0) if details is not None else 0
-    # P's one token is not part of the answer.
-    return Usage(usage.prompt_tokens, None, cached)
+    return Usage(usage.prompt_tokens, None, cached), answer.kv_transfer_params

@@ -27,7 +27,7 @@ class Sglang:
         return append_fields(msgspec.structs.replace(call, fields=fields, tampered=True), extra)
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
-        usage, _, _ = read_usage_and_params(body)
+        usage, _ = read_usage_and_params(body)
         return PrefillAnswer(Raw(b"null"), usage)
 
     def decode_fields(self, room: int, prefill: Peer | None, handoff: Raw | None) -> list[tuple[str, bytes]]:

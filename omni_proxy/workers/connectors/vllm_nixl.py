@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import Raw
+import msgspec
+from msgspec import Raw, Struct
 
 from omni_proxy.call import Call, encode_fields
 from omni_proxy.messages import Mode
@@ -26,6 +27,13 @@ ASK_PREFILL: Final = (
 )
 
 
+class _Params(Struct):
+    do_remote_prefill: bool = False
+
+
+_PARAMS = msgspec.json.Decoder(_Params | None)
+
+
 class VllmNixl:
     """Sequential; also serves without a handoff."""
 
@@ -37,10 +45,14 @@ class VllmNixl:
         return encode_fields(one_token_fields(call) | {"kv_transfer_params": ASK_PREFILL})
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
-        usage, params, raw = read_usage_and_params(body)
+        usage, raw = read_usage_and_params(body)
+        try:
+            params = _PARAMS.decode(raw)
+        except msgspec.DecodeError as exc:
+            raise GarbageAnswer(f"kv_transfer_params are not as expected ({exc})") from exc
         if params is None:
             return PrefillAnswer(None, usage)
-        if bytes(params.get("do_remote_prefill", b"")) != b"true":
+        if not params.do_remote_prefill:
             # P's own parameters sent back (seen when P ended by itself): they would crash D.
             raise GarbageAnswer("kv_transfer_params without do_remote_prefill")
         return PrefillAnswer(raw, usage)
