@@ -197,7 +197,7 @@ class Core:
         self._admit(request, now)
 
     def _admit(self, request: Request, now: float) -> None:
-        if self._settings.prefix_aware and request.block_keys:
+        if self._settings.prefix_aware:
             request.move(On.MATCH, now)
         self._enqueue(request, now)
         self._plan(now)
@@ -209,10 +209,11 @@ class Core:
     def _enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
         """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
         pool = self._pools.of(request.spec.model)
+        alone = request.alone or (pool is not None and pool.mode is Mode.AGGREGATED)
         if deadline is None:
-            ready = pool is not None and pool.ready
+            ready = pool is not None and bool(pool.alone if request.alone else pool.ready)
             deadline = now + (self._settings.queue_timeout_s if ready else self._settings.no_worker_timeout_s)
-        if pool is not None and pool.mode is Mode.AGGREGATED:
+        if alone:
             request.move(On.DECODE_RETRIED if retry else On.ENQUEUE_DECODE, now)
         else:
             request.move(On.RETRIED if retry else On.ENQUEUE_PREFILL, now)
@@ -293,7 +294,7 @@ class Core:
             request.first_token_at = now
             self._close(request, On.COMPLETED, now)
         elif not event.handoff:
-            self._fail(request, ErrorCode.HANDOFF_MISSED, "The prefill worker gave no KV parameters.", now)
+            self._handoff_missed(request, now)
         elif not self._ledger.is_member(worker):
             self._start_over(request, now)
         else:
@@ -303,6 +304,16 @@ class Core:
     def _await_decode(self, request: Request, prefill: str, now: float) -> None:
         request.handoff_from = prefill
         self._ledger.hold(request.rid, prefill, request.prompt_tokens)
+        request.move(On.PREFILL_DONE, now)
+        self._line_up(request, now, now + self._settings.queue_timeout_s)
+
+    def _handoff_missed(self, request: Request, now: float) -> None:
+        """P gave nothing to pull: somebody who can do both starts anew, which costs time and is always right."""
+        pool = self._pools.of(request.spec.model)
+        if pool is None or not pool.can_alone:
+            self._fail(request, ErrorCode.HANDOFF_MISSED, "The prefill worker gave no KV parameters.", now)
+            return
+        request.alone = True
         request.move(On.PREFILL_DONE, now)
         self._line_up(request, now, now + self._settings.queue_timeout_s)
 

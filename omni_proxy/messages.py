@@ -81,6 +81,7 @@ class Lease(Struct, frozen=True):
 
     rid: str
     attempt: int
+    """Counts the leases of the request; a plain sequential one gets two."""
     worker: str
     leg: Leg
 
@@ -117,7 +118,7 @@ class WorkerSpec(Struct, frozen=True):
     """P hands KV only to D that speaks the same protocol."""
     max_seqs: int = 32
     max_batch_tokens: int = 32_000
-    """Outstanding prompt tokens that a prefill worker may hold."""
+    """Outstanding prompt tokens that a prefill worker may hold; not for workers that do both."""
     max_model_len: int | None = None
     kv_capacity_tokens: int | None = None
     handoff_reusable: bool = False
@@ -139,6 +140,8 @@ class RequestSpec(Struct, frozen=True):
     external_id: str = ""
     """The client's `x-request-id`, or ours."""
     tenant: str = ""
+    whole: bool = False
+    """One worker must do it all: several answers of one prompt, several prompts, or an answer about the prompt."""
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -207,7 +210,7 @@ class WorkerAdded(Struct, frozen=True, tag=True):
 
 
 class WorkerUp(Struct, frozen=True, tag=True):
-    """A worker can be used, or its description changed."""
+    """A worker can be used, also one that was draining, or its description changed."""
 
     worker: WorkerSpec
 
@@ -226,7 +229,7 @@ class WorkerDraining(Struct, frozen=True, tag=True):
 
 
 class WorkerRemoved(Struct, frozen=True, tag=True):
-    """A worker is no longer a member."""
+    """A worker is no longer a member, and the KV that it held is gone."""
 
     name: str
 
@@ -235,6 +238,7 @@ class FrontLost(Struct, frozen=True, tag=True):
     """The front process that owned these requests died; their clients are gone with it."""
 
     rid_prefix: str
+    """With its delimiter, or of a fixed length: no other front's prefix may begin with it."""
 
 
 class Tick(Struct, frozen=True, tag=True):

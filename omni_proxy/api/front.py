@@ -319,5 +319,6 @@ def _spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool) -> Req
         stream=call.stream,
         priority=call.priority,
         tokenize=counts_tokens,
+        whole=call.whole,
         external_id=exchange.request_id.decode(),
     )

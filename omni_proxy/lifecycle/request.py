@@ -29,6 +29,7 @@ class Request:
     """
 
     __slots__ = (
+        "alone",
         "attempt",
         "avoid",
         "block_keys",
@@ -56,6 +57,8 @@ class Request:
         self.stage = Stage.RECEIVED
         self.prefill_stage: Stage | None = None
         self.mode: Mode | None = None
+        self.alone = spec.whole
+        """One worker does both legs, whatever the pool's mode is."""
         self.attempt = 0
         self.retries = 0
         self.avoid: frozenset[str] = frozenset()

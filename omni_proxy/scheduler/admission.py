@@ -14,6 +14,12 @@ from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
 
 
+_NOBODY_ALONE = (
+    "Several answers or prompts in one request, 'echo' and 'prompt_logprobs' need a worker that does prefill and decode, "
+    "and this model has none."
+)
+
+
 class Admission(Struct, frozen=True):
     """Bounds of what may wait. A request that could start at once is never refused for the queue's sake."""
 
@@ -27,8 +33,11 @@ class Admission(Struct, frozen=True):
         wait: it need not be tokenised to be refused.
         """
         model = request.spec.model
-        if pools.of(model) is None:
+        pool = pools.of(model)
+        if pool is None:
             return Refusal(ErrorCode.MODEL_NOT_FOUND, f"The model {model!r} does not exist.")
+        if request.alone and not pool.can_alone:
+            return Refusal(ErrorCode.INVALID_VALUE, _NOBODY_ALONE)
         for queue in queues:
             if queue.head((model,)) is not None:
                 return self._refuse(sum(map(len, queues)), sum(q.tokens for q in queues), request.prompt_tokens)

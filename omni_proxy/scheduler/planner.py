@@ -61,16 +61,16 @@ class Planner:
 
     def strayed(self) -> list[Request]:
         """Those whose line leads nowhere since a member changed: the mode is another, or their KV is gone."""
-        strayed = [r for r in self.prefill_queue.requests() if self._is_aggregated(r)]
+        strayed = [r for r in self.prefill_queue.requests() if self._goes_alone(r)]
         for request in self.decode_queue.requests():
-            prefilled = request.prefill_done_at is not None
-            if not (self._can_be_pulled(request) if prefilled else self._is_aggregated(request)):
+            prefilled = request.prefill_done_at is not None and not request.alone
+            if not (self._can_be_pulled(request) if prefilled else self._goes_alone(request)):
                 strayed.append(request)
         return strayed
 
-    def _is_aggregated(self, request: Request) -> bool:
+    def _goes_alone(self, request: Request) -> bool:
         pool = self.pools.of(request.spec.model)
-        return pool is not None and pool.mode is Mode.AGGREGATED
+        return request.alone or (pool is not None and pool.mode is Mode.AGGREGATED)
 
     def _can_be_pulled(self, request: Request) -> bool:
         """P is there, and so is somebody to pull, if not now then later; or there is nothing better to do."""
@@ -142,6 +142,8 @@ class Planner:
     def _answering(self, request: Request, pool: Pool) -> Sequence[WorkerLoad]:
         """Those that can make the answer: from P's KV where it waits for them, else on their own."""
         if request.handoff_from is None:
+            if request.alone:
+                return pool.alone
             return pool.decode if pool.mode is Mode.AGGREGATED else ()
         peer = self.ledger.get(request.handoff_from)
         return () if peer is None else pool.receivers.get(domain_of(peer.spec), ())

@@ -32,6 +32,11 @@ class Pool:
     """The D workers that can pull KV which a P has ready, whatever the mode is by now and whether or not a P of the
     domain can still be used. A domain without any member is absent; one whose members cannot be used now is empty."""
 
+    alone: tuple[WorkerLoad, ...]
+    """Those that do both legs by themselves: mixed workers, or D workers where there are none."""
+    can_alone: bool
+    """Is there a member, usable or not, for `alone`?"""
+
     @property
     def ready(self) -> bool:
         """Can a request be served from end to end?"""
@@ -86,9 +91,10 @@ class Pools:
         mode = self._choose(_usable(members))
         if mode is None:
             mode = self._choose(members)
-            return Pool(mode or self._modes[0], (), (), {}, receivers)
+            return Pool(mode or self._modes[0], (), (), {}, receivers, _alone(_usable(members)), bool(_alone(members)))
         prefill, decode = self._sides(_usable(members), mode)
-        return Pool(mode, prefill, decode, _by_domain(decode), receivers)
+        alone = decode if mode is Mode.AGGREGATED else _alone(_usable(members))
+        return Pool(mode, prefill, decode, _by_domain(decode), receivers, alone, bool(_alone(members)))
 
     def _choose(self, workers: Iterable[WorkerLoad]) -> Mode | None:
         workers = tuple(workers)
@@ -110,6 +116,12 @@ class Pools:
 
 def _able(workers: Iterable[WorkerLoad], mode: Mode, role: Role | None) -> tuple[WorkerLoad, ...]:
     return tuple(w for w in workers if mode in w.spec.modes and role in (None, w.spec.role))
+
+
+def _alone(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
+    """Who can do both legs; a P worker's place is in front of a handoff."""
+    workers = tuple(workers)
+    return _able(workers, Mode.AGGREGATED, Role.MIXED) or _able(workers, Mode.AGGREGATED, Role.DECODE)
 
 
 def _usable(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:

@@ -204,8 +204,34 @@ def test_answer_that_ended_with_the_first_token_needs_no_decode() -> None:
     assert record.first_token_at == 2.0
 
 
-def test_prefill_without_handoff_is_an_error() -> None:
+def test_a_missed_handoff_is_made_good_by_one_worker_alone() -> None:
     core = core_of("p0", "d0")
+    (record,) = run(
+        core,
+        [
+            (Arrived("r", spec()), [start_p("r", 1, "p0")]),
+            (PrefillDone(p("r", 1, "p0"), handoff=False), [start_d("r", 2, "d0")]),
+            (DecodeDone(d("r", 2, "d0")), [done("r")]),
+        ],
+    )
+    assert record.mode is Mode.AGGREGATED
+    assert_idle(core)
+
+
+def test_a_request_for_one_worker_goes_to_a_mixed_one_or_to_d() -> None:
+    core = core_of("p0", "d0")
+    run(core, [(Arrived("r", spec(whole=True)), [start_d("r", 1, "d0")]), (DecodeDone(d("r", 1, "d0")), [done("r")])])
+    run(core, [(WorkerUp(worker("m0")), []), (Arrived("s", spec(whole=True)), [start_d("s", 1, "m0")])])
+
+
+def test_a_request_for_one_worker_is_refused_where_nobody_can_do_both() -> None:
+    core = core_of(*[worker(name, modes=(Mode.PARALLEL,)) for name in ("p0", "d0")])
+    run(core, [(Arrived("r", spec(whole=True)), [Ended("r", Outcome.REJECTED, ErrorCode.INVALID_VALUE)])])
+    assert_idle(core)
+
+
+def test_prefill_without_handoff_is_an_error_where_nobody_can_do_both() -> None:
+    core = core_of(*[worker(name, modes=(Mode.SEQUENTIAL,)) for name in ("p0", "d0")])
     steps: list[Step] = [
         (Arrived("r", spec()), [start_p("r", 1, "p0")]),
         (PrefillDone(p("r", 1, "p0"), handoff=False), [Ended("r", Outcome.FAILED, ErrorCode.HANDOFF_MISSED)]),

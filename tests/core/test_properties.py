@@ -85,6 +85,8 @@ class Audit:
     def __init__(self, aggregated: bool) -> None:
         self.aggregated = aggregated
         self.open: set[str] = set()
+        self.alone: set[str] = set()
+        """Requests that one worker does by itself: they ask for it, or their handoff was missed."""
         self.live: dict[Lease, WorkerSpec] = {}
         self.granted: list[Lease] = []
         self.closed: list[str] = []
@@ -93,9 +95,13 @@ class Audit:
     def hear(self, event: Event) -> bool:
         """Note what an event ends; False when it is about nothing that lives, so that nothing may follow."""
         match event:
-            case Arrived(rid):
+            case Arrived(rid, spec):
                 self.open.add(rid)
-            case PrefillDone(lease):
+                if spec.whole:
+                    self.alone.add(rid)
+            case PrefillDone(lease, handoff):
+                if not handoff:
+                    self.alone.add(lease.rid)
                 return lease.leg is Leg.PREFILL and self.live.pop(lease, None) is not None
             case DecodeDone(lease):
                 return lease.leg is Leg.DECODE and self.live.pop(lease, None) is not None
@@ -125,7 +131,8 @@ class Audit:
             case StartDecode(lease, peer):
                 role = self._start(lease).role
                 assert lease.leg is Leg.DECODE
-                assert role is Role.DECODE if peer is not None else role is Role.MIXED or self.aggregated
+                alone = role is Role.MIXED or self.aggregated or lease.rid in self.alone
+                assert role is Role.DECODE if peer is not None else alone
             case Abort(lease):
                 assert self.live.pop(lease, None) is not None, f"{lease} is aborted but does not run"
             case Close():
@@ -209,7 +216,7 @@ class World:
         self.arrived += 1
         tokens = (1, 50, 150, 250, 1000)[a % 5]
         model = MODELS[b % 2] if a % 13 else "unknown"
-        return Arrived(f"f{(self.arrived - 1) % 2}-{self.arrived - 1}", spec(tokens, model, tokenize=b % 3 == 0))
+        return Arrived(f"f{(self.arrived - 1) % 2}-{self.arrived - 1}", spec(tokens, model, tokenize=b % 3 == 0, whole=b % 11 == 10))
 
     def finish(self) -> None:
         """Nobody fails any more: everything must end, and soon."""
