@@ -10,15 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-_RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class ChatTemplateError(ValueError):
@@ -59,16 +57,16 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text; raises `ChatTemplateError` with the template's own complaint."""
-        extra = {k: v for k, v in (variables or {}).items() if k not in _RESERVED}
-        names = {**self._special_tokens, **extra}
+        names = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **names,
-            )
+            return self._template.render(names)
         except ChatTemplateError:
             raise
         except Exception as exc:

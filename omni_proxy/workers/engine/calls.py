@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from omni_proxy.workers.engine.chat_messages import ready_messages
-from omni_proxy.workers.engine.chat_template import ChatTemplate, ChatTemplateError
+from omni_proxy.prompts.chat_messages import BadMessage, ready_messages
+from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError
 from omni_proxy.workers.engine.choice import Choice
 from omni_proxy.workers.engine.kv_params import Leg, check_prompt, parse_leg
 from omni_proxy.workers.engine.model_card import ModelCard
@@ -123,12 +123,14 @@ class CallBuilder:
         """The prompt of some chat messages."""
         if self._template is None:
             raise ApiError(400, "this model has no chat template; use /v1/completions", "messages")
-        messages = ready_messages(body.messages or [])
         generation_prompt = body.add_generation_prompt is not False
         render = self._template.render
         variables = body.chat_template_kwargs
         try:
+            messages = ready_messages(body.messages or [])
             text = render(messages, body.tools, generation_prompt, variables)
+        except BadMessage as exc:
+            raise bad_value(exc.param, exc.value, exc.expected) from exc
         except ChatTemplateError as exc:
             raise ApiError(400, f"messages: {exc}", "messages") from exc
         return await self._tokens(text, bool(body.add_special_tokens), "messages")

@@ -15,11 +15,9 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
+from omni_proxy.prompts.text_tokenizer import encode, load_tokenizer
+
 _REPLACEMENT: Final = "\ufffd"
-
-
-class TokenizerError(Exception):
-    """The model folder has no usable tokenizer; the text names the file."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -60,18 +58,11 @@ class ModelTokenizer:
     @classmethod
     def load(cls, folder: Path) -> ModelTokenizer:
         """Read `tokenizer.json`; raises `TokenizerError` that names the file."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise TokenizerError(f"{path}: no such file")
-        try:
-            return cls(Tokenizer.from_file(str(path)))
-        except Exception as exc:
-            raise TokenizerError(f"{path}: {exc}") from exc
+        return cls(load_tokenizer(folder))
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Lets go of the interpreter lock while it works (`Tokenizer.encode` does not)."""
-        batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(batch[0].ids)
+        """Token ids of a text. Lets go of the interpreter lock while it works."""
+        return encode(self._tokenizer, text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The whole text of some tokens at once."""

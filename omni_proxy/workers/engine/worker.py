@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 import prometheus_client
 import uvloop
 
+from omni_proxy.prompts.chat_template import ChatTemplateError, load_chat_template
+from omni_proxy.prompts.text_tokenizer import TokenizerError
 from omni_proxy.workers.engine.calls import CallBuilder
-from omni_proxy.workers.engine.chat_template import ChatTemplateError, load_chat_template
 from omni_proxy.workers.engine.model_card import ModelCard, load_defaults
-from omni_proxy.workers.engine.text import ModelTokenizer, TokenizerError
+from omni_proxy.workers.engine.text import ModelTokenizer
 from omni_proxy.workers.engine.worker_life import EXIT_FORCED, EXIT_OK, LauncherWatch, WorkerLife
 from omni_proxy.workers.engine.worker_options import WorkerOptions
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvicorn
 
+from omni_proxy.prompts.chat_template import load_chat_template
 from omni_proxy.workers.engine.calls import CallBuilder
-from omni_proxy.workers.engine.chat_template import load_chat_template
 from omni_proxy.workers.engine.generation import EngineApi
 from omni_proxy.workers.engine.model_card import ModelCard
 from omni_proxy.workers.engine.server import WorkerServer

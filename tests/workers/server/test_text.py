@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from omni_proxy.workers.engine.text import ModelTokenizer, StopStrings, TokenizerError
+from omni_proxy.prompts.text_tokenizer import TokenizerError
+from omni_proxy.workers.engine.text import ModelTokenizer, StopStrings
 from tests.workers.server.conftest import CORPUS, make_tokenizer
 
 BYTE_LEVEL = ModelTokenizer(make_tokenizer())

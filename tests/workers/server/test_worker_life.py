@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_proxy.prompts.chat_template import load_chat_template
 from omni_proxy.workers.engine.calls import CallBuilder
-from omni_proxy.workers.engine.chat_template import load_chat_template
 from omni_proxy.workers.engine.model_card import ModelCard
 from omni_proxy.workers.engine.text import ModelTokenizer
 from omni_proxy.workers.engine.worker_life import EXIT_FORCED, EXIT_OK, LauncherWatch, WorkerLife

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from omni_proxy.workers.engine.chat_messages import ready_messages
-from omni_proxy.workers.engine.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from omni_proxy.prompts.chat_messages import ready_messages
+from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 from tests.workers.server.conftest import TEMPLATE
 
-DEMO_MODEL = Path(__file__).parents[3] / "omni_proxy" / "workers" / "demo_model"
+DEMO_MODEL = Path(__file__).parents[2] / "omni_proxy" / "workers" / "demo_model"
 
 LOOPS = """{{ bos_token }}{% for m in messages %}
     {% if loop.index0 > 2 %}{% break %}{% endif %}
