@@ -19,6 +19,7 @@ from omni_proxy.lifecycle.retries import RetryPolicy, Verdict, error_of
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
     Abort,
+    Adopted,
     Arrived,
     Cancelled,
     Close,
@@ -118,6 +119,8 @@ class Core:
                 self._members_changed(event, now)
             case FrontLost(prefix):
                 self._front_lost(prefix, now)
+            case Adopted():
+                self._adopted(event, now)
             case Tick():
                 self._tick(now)
             case _:
@@ -182,6 +185,23 @@ class Core:
             self._effects.append(Tokenize(event.rid))
         else:
             self._admit(request, now)
+
+    def _adopted(self, event: Adopted, now: float) -> None:
+        """Take over what another scheduler began: count its leases and wait for its legs to end."""
+        leases = [lease for lease in (event.prefill, event.decode) if lease is not None]
+        assert leases, f"{event.rid} has nothing to adopt"
+        request = Request(event.rid, event.spec, now)
+        self._requests[event.rid] = request
+        known = all(self._ledger.get(lease.worker) is not None for lease in leases)
+        if event.prefill is not None and event.decode is not None:
+            request.prefill_stage = Stage.PREFILL_RUNNING
+        request.move(On.ADOPTED_DECODE if event.decode is not None else On.ADOPTED_PREFILL, now)
+        if not known:
+            self._effects.extend(map(Abort, leases))
+            self._fail(request, ErrorCode.NO_WORKER, "The worker of this request is no member any more.", now)
+            return
+        request.first_token_at = now if event.first_token else None
+        self._planner.adopt(request, event.prefill, event.decode, event.handoff_from)
 
     def _tokenized(self, event: Tokenized, now: float) -> None:
         request = self._requests.get(event.rid)

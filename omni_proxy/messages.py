@@ -241,6 +241,17 @@ class FrontLost(Struct, frozen=True, tag=True):
     """With its delimiter, or of a fixed length: no other front's prefix may begin with it."""
 
 
+class Adopted(Struct, frozen=True, tag=True):
+    """A request that a scheduler before this one had placed; its legs go on and its leases count again."""
+
+    rid: str
+    spec: RequestSpec
+    prefill: Lease | None
+    decode: Lease | None
+    handoff_from: str | None = None
+    first_token: bool = False
+
+
 class Tick(Struct, frozen=True, tag=True):
     """The instant that `next_wakeup` named has come."""
 
@@ -260,6 +271,7 @@ Event = (
     | WorkerDraining
     | WorkerRemoved
     | FrontLost
+    | Adopted
     | Tick
 )
 

@@ -10,6 +10,7 @@ import pytest
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import (
     Abort,
+    Adopted,
     Arrived,
     Cancelled,
     Close,
@@ -85,6 +86,7 @@ EVENTS: list[Event] = [
     WorkerDraining("p0"),
     WorkerRemoved("p0"),
     FrontLost("f1-"),
+    Adopted("r", RequestSpec("m", "chat", 100), P, D, "p0", True),
     Tick(),
 ]
 EFFECTS: list[Effect] = [

@@ -13,7 +13,7 @@ from msgspec import Raw
 from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head
 from omni_proxy.call import Call
 from omni_proxy.errors import ErrorCode, http_status
-from omni_proxy.messages import Close, Outcome
+from omni_proxy.messages import Close, Outcome, RequestSpec
 
 if TYPE_CHECKING:
     from omni_proxy.api.legs import Leg
@@ -60,6 +60,7 @@ class Exchange:
         "call",
         "chunked",
         "client",
+        "complete",
         "forward",
         "handoff",
         "handoff_from",
@@ -72,6 +73,7 @@ class Exchange:
         "rid",
         "room",
         "slow_since",
+        "spec",
         "status",
         "user_agent",
     )
@@ -86,6 +88,10 @@ class Exchange:
         self.call: Call | None = None
         self.forward = b""
         """The client's headers that go to workers, as header lines."""
+        self.spec: RequestSpec | None = None
+        """What the core was told of this request."""
+        self.complete = False
+        """The whole answer has been written."""
         self.path = b""
         self.peer = client.peer
         self.user_agent = b""

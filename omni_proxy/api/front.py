@@ -242,7 +242,8 @@ class FrontProtocol(HttpToolsProtocol):
             return
         exchange.call = call
         self._edge.add(exchange)
-        self._edge.post(Arrived(exchange.rid, _spec(exchange, call, len(body), self._edge.counts_tokens)))
+        exchange.spec = spec = _spec(exchange, call, len(body), self._edge.counts_tokens)
+        self._edge.post(Arrived(exchange.rid, spec))
 
     def _forwarded(self, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
         """Header lines for the workers, and the user agent for the access log."""

@@ -188,6 +188,7 @@ class DecodeLeg(Leg):
             self._ended(LegFailed(self.lease, Failure(FailureKind.CLOSED, detail, answered=True)))
             return
         self.exchange.end_stream()
+        self.exchange.complete = True
         self._ended(DecodeDone(self.lease, scan.usage))
 
     def _end_object(self) -> None:
@@ -203,4 +204,5 @@ class DecodeLeg(Leg):
         if patched is not None:
             body = splice(body, bytes(raw), patched)
         self.exchange.respond(200, passed_on(self.headers), body)
+        self.exchange.complete = True
         self._ended(DecodeDone(self.lease, usage))

@@ -30,6 +30,8 @@ class On(StrEnum):
     ENQUEUE_DECODE = "enqueue_decode"
     GRANTED = "granted"
     SENT = "sent"
+    ADOPTED_PREFILL = "adopted_prefill"
+    ADOPTED_DECODE = "adopted_decode"
     PREFILL_DONE = "prefill_done"
     RETRIED = "retried"
     DECODE_RETRIED = "decode_retried"
@@ -56,7 +58,14 @@ _RETRIES: Final[Mapping[On, Stage]] = {
 }
 
 TRANSITIONS: Final[Mapping[Stage, Mapping[On, Stage]]] = {
-    Stage.RECEIVED: {On.TOKENIZE: Stage.TOKENIZING, On.MATCH: Stage.APC_MATCHING, **_QUEUES, **_REFUSABLE},
+    Stage.RECEIVED: {
+        On.TOKENIZE: Stage.TOKENIZING,
+        On.MATCH: Stage.APC_MATCHING,
+        On.ADOPTED_PREFILL: Stage.PREFILL_RUNNING,
+        On.ADOPTED_DECODE: Stage.DECODE_RUNNING,
+        **_QUEUES,
+        **_REFUSABLE,
+    },
     Stage.TOKENIZING: {On.MATCH: Stage.APC_MATCHING, **_QUEUES, **_REFUSABLE},
     Stage.APC_MATCHING: {**_QUEUES, **_REFUSABLE},
     # A waiting request may change queues: the members, and with them the mode, may change under it.

@@ -139,6 +139,22 @@ class Planner:
         request.decode_lease = self._grant(request, placement, prefill_tokens, _kv_tokens(request))
         return True
 
+    def adopt(self, request: Request, prefill: Lease | None, decode: Lease | None, handoff_from: str | None) -> None:
+        """Book the leases that a request already has; their workers must be members."""
+        request.prefill_lease, request.decode_lease, request.handoff_from = prefill, decode, handoff_from
+        request.attempt = max(lease.attempt for lease in (prefill, decode) if lease is not None)
+        tokens = request.prompt_tokens
+        if prefill is not None:
+            request.mode = Mode.SEQUENTIAL if decode is None else Mode.PARALLEL
+            self.ledger.grant(prefill, tokens, tokens)
+        if decode is not None:
+            alone = prefill is None and handoff_from is None
+            request.mode = Mode.AGGREGATED if alone else request.mode or Mode.SEQUENTIAL
+            waits = alone and request.first_token_at is None
+            self.ledger.grant(decode, tokens if waits else 0, _kv_tokens(request))
+        if handoff_from is not None and request.first_token_at is None:
+            self.ledger.hold(request.rid, handoff_from, tokens)
+
     def _answering(self, request: Request, pool: Pool) -> Sequence[WorkerLoad]:
         """Those that can make the answer: from P's KV where it waits for them, else on their own."""
         if request.handoff_from is None:

@@ -10,6 +10,7 @@ from omni_proxy.errors import ErrorCode
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import (
     Abort,
+    Adopted,
     Arrived,
     Cancelled,
     Close,
@@ -1079,3 +1080,41 @@ def test_roles_can_be_changed_by_a_new_description() -> None:
             (PrefillDone(p("a", 1, "d0"), handoff=True), [start_d("a", 2, "p0", "d0")]),
         ],
     )
+
+
+def test_adopted_legs_go_on_under_their_leases() -> None:
+    core = core_of("p0", "d0")
+    run(
+        core,
+        [
+            (Adopted("a", spec(), p("a", 3, "p0"), None), []),
+            (Adopted("b", spec(), None, d("b", 2, "d0"), "p0"), []),
+            (Adopted("c", spec(), None, d("c", 1, "d0"), None, True), []),
+            (PrefillDone(p("a", 3, "p0"), handoff=True), [start_d("a", 4, "d0", "p0")]),
+            (DecodeDone(d("a", 4, "d0")), [done("a")]),
+            (FirstToken(d("b", 2, "d0")), []),
+            (DecodeDone(d("b", 2, "d0")), [done("b")]),
+            (Cancelled("c"), [Abort(d("c", 1, "d0")), Ended("c", Outcome.CANCELLED, ErrorCode.CLIENT_GONE)]),
+        ],
+    )
+    assert_idle(core)
+
+
+def test_an_adopted_pair_is_parallel() -> None:
+    core = core_of("p0", "d0")
+    (record,) = run(
+        core,
+        [
+            (Adopted("a", spec(), p("a", 1, "p0"), d("a", 2, "d0")), []),
+            (PrefillDone(p("a", 1, "p0"), handoff=True), []),
+            (DecodeDone(d("a", 2, "d0")), [done("a")]),
+        ],
+    )
+    assert record.mode is Mode.PARALLEL
+
+
+def test_a_request_of_a_worker_that_is_no_member_cannot_be_adopted() -> None:
+    core = core_of("p0", "d0")
+    ended = Ended("a", Outcome.FAILED, ErrorCode.NO_WORKER)
+    run(core, [(Adopted("a", spec(), None, d("a", 2, "gone"), "p0"), [Abort(d("a", 2, "gone")), ended])])
+    assert_idle(core)
