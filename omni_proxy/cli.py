@@ -1,4 +1,4 @@
-"""The command line: up | serve | worker | check. Turns every known fault into one line and exit code 2."""
+"""The command line: up | serve | worker | simulate | check. Turns every known fault into one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from omni_proxy import __version__
 from omni_proxy.config import Config, ConfigError, effective, load
+from omni_proxy.sim import options as sim_options
 
 EXIT_USAGE: Final = 2
 DEMO_NAME: Final = "omni-demo"
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_worker(commands)
     _add_check(commands)
+    sim_options.add_simulate(commands, _simulate)
     return parser
 
 
@@ -211,6 +213,13 @@ def _worker(options: argparse.Namespace) -> int:
             drain_s=options.drain,
         )
     )
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from omni_proxy.build import core_settings
+    from omni_proxy.sim.commands import simulate
+
+    return simulate(options, core_settings, print)
 
 
 def _log_to_stderr(level: str) -> None:

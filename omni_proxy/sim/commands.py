@@ -1,0 +1,119 @@
+"""`omni-proxy simulate`: from options to a printed report."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from omni_proxy.config import Config, ConfigError, load
+from omni_proxy.core import Core, CoreSettings
+from omni_proxy.sim.baselines import router
+from omni_proxy.sim.engine_model import EngineModel
+from omni_proxy.sim.exact_index import ExactIndex
+from omni_proxy.sim.figures import Slo
+from omni_proxy.sim.presets import preset
+from omni_proxy.sim.report import Report, comparison, make_report, to_json, to_text
+from omni_proxy.sim.run import CoreLike
+from omni_proxy.sim.setup import LoadBasis, WorkloadChoice, at_load, cluster_of, load_workload, offered_load
+from omni_proxy.sim.world import World
+
+SettingsOf = Callable[[Config], CoreSettings]
+COMPARED = ("match-ratio", "least-requests", "round-robin")
+
+
+def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable[[str], None]) -> int:
+    """Run, print, write. Raises ConfigError."""
+    config = load(options.config) if options.config is not None else None
+    model = engine_model(options)
+    slo = parse_slo(options.slo)
+    workload = load_workload(WorkloadChoice(options.trace, options.synthetic, options.limit, options.seed))
+    workers = cluster_of(config, options.prefill, options.decode, options.mixed, model)
+    basis = LoadBasis(options.load_basis)
+    if options.load is not None:
+        workload = at_load(workload, workers, options.load, basis)
+    settings = settings_of(config or Config())
+    described = _describe(options, offered_load(workload, workers, basis) if workload.span_s else None)
+    reports: list[Report] = []
+    for title, make_core in _cores(settings, options.compare):
+        begun = time.process_time()
+        run = World(workload, workers, make_core).run()
+        reports.append(make_report(run, slo, title, described, time.process_time() - begun))
+    say(comparison(reports) if options.compare else to_text(reports[0]))
+    _write(options, reports)
+    return 0
+
+
+def _cores(settings: CoreSettings, compare: bool) -> list[tuple[str, Callable[[ExactIndex], CoreLike]]]:
+    cores: list[tuple[str, Callable[[ExactIndex], CoreLike]]] = [
+        ("omni-proxy", lambda index: Core(settings, index)),
+    ]
+    if compare:
+        cores += [(name, router(name)) for name in COMPARED]
+    return cores
+
+
+def _describe(options: argparse.Namespace, offered: float | None) -> dict[str, str]:
+    """The options that make the run what it is."""
+    named = ("trace", "synthetic", "limit", "seed", "preset", "engine", "config", "load", "load_basis")
+    chosen = {name: getattr(options, name) for name in named}
+    text = {name: str(value.name if isinstance(value, Path) else value) for name, value in chosen.items()}
+    settings = {name: value for name, value in text.items() if chosen[name] is not None}
+    if offered is not None:
+        settings["offered prefill work / capacity"] = f"{offered:.3f}"
+    return settings
+
+
+def _write(options: argparse.Namespace, reports: list[Report]) -> None:
+    if options.json is not None:
+        whole = to_json(reports[0]) if len(reports) == 1 else msgspec.json.encode(reports)
+        write_file(options.json, whole)
+    if options.html is not None:
+        from omni_proxy.sim.html_report import to_html
+
+        write_file(options.html, to_html(reports).encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a result. Raises ConfigError."""
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
+
+
+def engine_model(options: argparse.Namespace) -> EngineModel:
+    """The preset, or the model in a file. Raises ConfigError."""
+    if options.engine is None:
+        return preset(options.preset)
+    path: Path = options.engine
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return msgspec.convert(data, EngineModel)
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: is not YAML") from exc
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+
+
+def parse_slo(text: str) -> Slo:
+    """`ttft=2,tpot=0.05`; what is left out has its default. Raises ConfigError."""
+    values: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in Slo.__struct_fields__:
+            raise ConfigError(f"--slo: there is no limit {name!r}; known are {', '.join(Slo.__struct_fields__)}")
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--slo: {name}: must be a number of seconds, got {value!r}") from None
+    try:
+        return msgspec.convert(values, Slo)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"--slo: {exc}") from exc

@@ -1,0 +1,108 @@
+"""The command-line options of the simulator's commands. Imports nothing heavy: every command builds the parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def number_from(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
+        return value
+
+    return parse
+
+
+def above_zero(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return value
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """Where requests come from."""
+    parser.add_argument("--trace", type=Path, default=None, metavar="FILE", help="Mooncake .jsonl or Azure .csv")
+    parser.add_argument(
+        "--synthetic", default=None, metavar="KIND,key=value,...", help="poisson, bursts, prefixes or turns"
+    )
+    parser.add_argument("--limit", type=number_from(1), default=None, metavar="N", help="the first N requests only")
+    parser.add_argument(
+        "--seed", type=number_from(0), default=0, metavar="S", help="of generated workloads (default 0)"
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """How fast workers are."""
+    parser.add_argument(
+        "--preset", default="h200-deepseek-r1", metavar="NAME", help="engine model (default h200-deepseek-r1)"
+    )
+    parser.add_argument("--engine", type=Path, default=None, metavar="FILE", help="engine model from a YAML file")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """How dense arrivals are."""
+    parser.add_argument(
+        "--load", type=above_zero, default=None, metavar="X", help="scale arrivals: offered prefill work / capacity"
+    )
+    parser.add_argument(
+        "--load-basis", choices=("cold", "shared"), default="cold", help="count work without or with cache hits"
+    )
+    parser.add_argument("--slo", default="", metavar="ttft=S,tpot=S", help="limits for goodput (ttft=2,tpot=0.05)")
+
+
+def add_simulate(commands: Any, run: Run) -> None:
+    """`omni-proxy simulate`."""
+    parser = commands.add_parser("simulate", help="run the scheduler on simulated workers")
+    add_workload(parser)
+    add_engine(parser)
+    add_load(parser)
+    parser.add_argument("--prefill", type=number_from(0), default=0, metavar="N", help="prefill workers")
+    parser.add_argument("--decode", type=number_from(0), default=0, metavar="M", help="decode workers")
+    parser.add_argument("--mixed", type=number_from(0), default=0, metavar="K", help="workers that do both")
+    parser.add_argument("-c", "--config", type=Path, default=None, metavar="FILE", help="a gateway's config")
+    parser.add_argument("--compare", action="store_true", help="run the other routing methods, too")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--html", type=Path, default=None, metavar="FILE", help="write a page with plots")
+    parser.set_defaults(run=run)
+
+
+def add_plan(commands: Any, run: Run) -> None:
+    """`omni-proxy plan`."""
+    parser = commands.add_parser("plan", help="find the split into prefill and decode workers that meets limits")
+    add_workload(parser)
+    add_engine(parser)
+    parser.add_argument("--slo", default="", metavar="ttft=S,tpot=S", help="limits (default ttft=2,tpot=0.05)")
+    parser.add_argument(
+        "--attain", type=above_zero, default=0.9, metavar="SHARE", help="of requests that must meet both (default 0.9)"
+    )
+    parser.add_argument("--workers", type=number_from(2), required=True, metavar="N", help="most workers to use")
+    parser.add_argument(
+        "--rate", type=above_zero, default=None, metavar="R", help="requests a second instead of the trace's"
+    )
+    parser.add_argument("-c", "--config", type=Path, default=None, metavar="FILE", help="a gateway's config")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the curve as JSON")
+    parser.set_defaults(run=run)
+
+
+def add_replay(commands: Any, run: Run) -> None:
+    """`omni-proxy replay`."""
+    parser = commands.add_parser("replay", help="feed a recorded event log to a fresh core and compare")
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.set_defaults(run=run)

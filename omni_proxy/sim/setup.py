@@ -1,0 +1,109 @@
+"""From what a user asks for to a world: workload, load, cluster, cores. Pure, except that traces are read here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import structs
+
+from omni_proxy.config import Config, ConfigError
+from omni_proxy.messages import Role
+from omni_proxy.sim.cluster import SimWorker, make_cluster, make_worker, prefill_workers
+from omni_proxy.sim.engine_model import EngineModel
+from omni_proxy.sim.synthetic import parse_synthetic
+from omni_proxy.sim.traces import read_trace
+from omni_proxy.sim.workload import Workload
+
+
+class LoadBasis(StrEnum):
+    """Which prefill work `--load` counts."""
+
+    COLD = "cold"
+    """Every prompt whole, as if no worker had cached anything."""
+    SHARED = "shared"
+    """What is left when one cache without bounds, shared by all workers, has answered first."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadChoice:
+    """Where requests come from. Exactly one of `trace` and `synthetic` is given."""
+
+    trace: Path | None
+    synthetic: str | None
+    limit: int | None
+    seed: int
+
+
+def load_workload(choice: WorkloadChoice) -> Workload:
+    """The requests that a user asks for. Raises ConfigError."""
+    if (choice.trace is None) == (choice.synthetic is None):
+        raise ConfigError("give either --trace or --synthetic")
+    if choice.trace is not None:
+        return read_trace(choice.trace, choice.limit)
+    assert choice.synthetic is not None
+    return parse_synthetic(choice.synthetic, choice.seed).head(choice.limit)
+
+
+def cluster_of(
+    config: Config | None, prefill: int, decode: int, mixed: int, model: EngineModel
+) -> tuple[SimWorker, ...]:
+    """The workers of a config file, or so many of each kind. Raises ConfigError where prompts or answers go nowhere."""
+    if config is not None and config.workers and not (prefill or decode or mixed):
+        workers = tuple(_configured(config, model))
+    else:
+        workers = make_cluster(prefill, decode, mixed, model)
+    roles = {w.spec.role for w in workers}
+    if Role.MIXED not in roles and not {Role.PREFILL, Role.DECODE} <= roles:
+        raise ConfigError("there must be at least one prefill and one decode worker, or a mixed one")
+    return workers
+
+
+def _configured(config: Config, model: EngineModel) -> Iterable[SimWorker]:
+    for worker in sorted(config.workers, key=lambda w: w.name):
+        if worker.down:
+            continue
+        made = make_worker(worker.name, worker.role, model)
+        spec = structs.replace(
+            made.spec,
+            group=worker.group,
+            max_seqs=worker.max_seqs,
+            max_batch_tokens=worker.max_batch_tokens,
+            weight=worker.weight,
+        )
+        yield SimWorker(spec, made.model)
+
+
+def offered_load(workload: Workload, workers: Sequence[SimWorker], basis: LoadBasis) -> float:
+    """Seconds of prefill that the workload asks of its workers, for each second that it lasts and each worker.
+
+    A prompt counts with the time that it takes on an idle worker; a mixed worker counts as a prefill worker.
+    """
+    able = prefill_workers(workers)
+    if workload.span_s <= 0:
+        raise ConfigError("--load: the workload's requests all arrive at once; there is no rate to scale")
+    work = prefill_work(workload, able[0].model, basis)
+    return work / (workload.span_s * len(able))
+
+
+def prefill_work(workload: Workload, model: EngineModel, basis: LoadBasis) -> float:
+    """Seconds of prefill in a workload."""
+    block = workload.block_tokens
+    seen: set[int] = set()
+    total = 0.0
+    for request in workload.requests:
+        context = 0
+        if basis is LoadBasis.SHARED:
+            keys = request.full_blocks(block)
+            known = next((i for i, key in enumerate(keys) if key not in seen), len(keys))
+            seen.update(keys)
+            context = min(known * block, request.prompt_tokens - 1)
+        total += model.alone_s(request.prompt_tokens - context, context)
+    return total
+
+
+def at_load(workload: Workload, workers: Sequence[SimWorker], load: float, basis: LoadBasis) -> Workload:
+    """The workload with its instants scaled so that the offered prefill work is `load` of the capacity."""
+    return workload.stretched(offered_load(workload, workers, basis) / load)

@@ -1,0 +1,69 @@
+"""Workloads: requests with their instants, lengths and prefix blocks. Pure.
+
+Prompts are known by length and block keys only, as public traces tell them; two prompts share a prefix as far as their
+keys are equal. Readers of trace files are in `traces.py`, generated workloads in `synthetic.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """One request of a workload."""
+
+    arrival_s: float
+    """Seconds since the workload's beginning; for a later turn of a session, since the end of the turn before."""
+    prompt_tokens: int
+    output_tokens: int
+    block_keys: tuple[int, ...] = ()
+    """One key for each *begun* block of the prompt; the last block may be partly filled."""
+    after: int | None = None
+    """Index of the request whose end this one waits for."""
+    priority: int = 0
+    tenant: str = ""
+
+    def full_blocks(self, block_tokens: int) -> tuple[int, ...]:
+        """Keys of the blocks that the prompt fills, which are those that an engine can share."""
+        return self.block_keys[: self.prompt_tokens // block_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of arrival."""
+
+    name: str
+    block_tokens: int
+    """Tokens in a block of `block_keys`."""
+    requests: tuple[SimRequest, ...]
+
+    @property
+    def span_s(self) -> float:
+        """From the first to the last arrival whose instant is fixed."""
+        fixed = [r.arrival_s for r in self.requests if r.after is None]
+        return fixed[-1] - fixed[0] if fixed else 0.0
+
+    def head(self, count: int | None) -> Workload:
+        """The first `count` requests; None takes all."""
+        return self if count is None else replace(self, requests=self.requests[:count])
+
+    def stretched(self, factor: float) -> Workload:
+        """The same requests with all instants times `factor`; lengths and order stay."""
+        moved = tuple(replace(r, arrival_s=r.arrival_s * factor) for r in self.requests)
+        return replace(self, requests=moved)
+
+
+def shared_tokens(requests: Sequence[SimRequest], block_tokens: int) -> int:
+    """Prompt tokens that a cache without bounds, shared by all workers, would have held already."""
+    seen: set[int] = set()
+    total = 0
+    for request in requests:
+        keys = request.full_blocks(block_tokens)
+        known = 0
+        while known < len(keys) and keys[known] in seen:
+            known += 1
+        seen.update(keys)
+        total += min(known * block_tokens, request.prompt_tokens - 1)
+    return total

@@ -1,0 +1,362 @@
+"""The discrete-event world: the live core, simulated workers, a workload, and a clock that jumps. Pure.
+
+The second loop around `Core.handle` and `Core.next_wakeup`; the first is `driver.py`. What the edge does on sockets is
+done here by instants on one heap: an effect becomes work on an engine, an engine's notice an event for the core.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, assert_never
+
+from omni_proxy.messages import (
+    Abort,
+    Arrived,
+    Close,
+    DecodeDone,
+    Effect,
+    Event,
+    Failure,
+    FailureKind,
+    FirstToken,
+    Lease,
+    LegFailed,
+    LegSent,
+    PrefillDone,
+    RequestSpec,
+    StartDecode,
+    StartPrefill,
+    Tick,
+    Tokenize,
+    Tokenized,
+    Usage,
+    WorkerUp,
+)
+from omni_proxy.sim.cluster import SimWorker
+from omni_proxy.sim.engine import Engine, Notice, Notices
+from omni_proxy.sim.exact_index import ExactIndex
+from omni_proxy.sim.job import Job
+from omni_proxy.sim.run import CoreLike, Delays, Run, Sample
+from omni_proxy.sim.workload import SimRequest, Workload
+
+MODEL_NAME: Final = "simulated"
+
+
+@dataclass(slots=True)
+class _Leg:
+    """A lease at work: its job, and for D the lease of the P that holds the KV."""
+
+    lease: Lease
+    job: Job
+    engine: int
+    source: _Leg | None = None
+    prefilled: bool = False
+
+
+MakeCore = Callable[[ExactIndex], CoreLike]
+Observer = Callable[[float, Event, Sequence[Effect]], None]
+
+
+class World:
+    """One run. Every choice is determined by its arguments: the same give the same result."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        workers: Sequence[SimWorker],
+        make_core: MakeCore,
+        delays: Delays | None = None,
+        observers: Iterable[Observer] = (),
+        samples: int = 300,
+    ) -> None:
+        self._delays = Delays() if delays is None else delays
+        self._observers = tuple(observers)
+        index = ExactIndex([w.spec.name for w in workers], workload.block_tokens)
+        self._engines = tuple(_engine(w, workload.block_tokens, index) for w in workers)
+        self._models = tuple(w.model for w in workers)
+        self._places = {w.spec.name: place for place, w in enumerate(workers)}
+        self._links = [0.0 for _ in workers]
+        """The instant from which each worker's link is free."""
+        self._core = make_core(index)
+        self._run = Run(workload, tuple(workers), self._engines)
+        self._requests: dict[str, SimRequest] = {}
+        self._followers: dict[int, list[int]] = {}
+        self._legs: dict[Lease, _Leg] = {}
+        self._held: dict[str, _Leg] = {}
+        """By request: the P leg whose KV may be pulled."""
+        self._pushing: dict[str, _Leg] = {}
+        """By request: the D leg of parallel mode that waits for P."""
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = 0
+        self._serial = 0
+        self._tick_at: float | None = None
+        self._wakes = [-1.0 for _ in workers]
+        self._sample_count = samples
+
+    def run(self) -> Run:
+        """Until every request has ended."""
+        for worker in self._run.workers:
+            self._tell(WorkerUp(worker.spec), 0.0)
+        self._schedule_arrivals()
+        heap, now = self._heap, 0.0
+        step = max(self._run.workload.span_s / self._sample_count, 0.001)
+        next_sample = 0.0
+        while heap and len(self._run.records) < len(self._run.workload.requests):
+            now, _, action = heapq.heappop(heap)
+            while now >= next_sample:
+                self._sample(next_sample)
+                next_sample += step
+            self._run.events += 1
+            action(now)
+        self._run.ended_at = max((r.ended_at or 0.0 for r in self._run.records), default=0.0)
+        return self._run
+
+    # ----------------------------------------------------------------------- clock
+
+    def _at(self, instant: float, action: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (instant, self._order, action))
+
+    def _sample(self, now: float) -> None:
+        waiting, tokens = self._core.waiting()
+        engines = self._engines
+        self._run.samples.append(
+            Sample(
+                now,
+                waiting,
+                tokens,
+                sum(e.waiting for e in engines),
+                tuple(e.running for e in engines),
+                tuple(e.cache.used_tokens for e in engines),
+            )
+        )
+
+    # --------------------------------------------------------------------- workload
+
+    def _schedule_arrivals(self) -> None:
+        for number, request in enumerate(self._run.workload.requests):
+            if request.after is None:
+                self._at(request.arrival_s, partial(self._arrive, number))
+            else:
+                self._followers.setdefault(request.after, []).append(number)
+
+    def _arrive(self, number: int, now: float) -> None:
+        request = self._run.workload.requests[number]
+        rid = f"r{number:07d}"
+        self._requests[rid] = request
+        spec = RequestSpec(
+            MODEL_NAME,
+            "/v1/chat/completions",
+            request.prompt_tokens,
+            max_tokens=request.output_tokens,
+            stream=True,
+            priority=request.priority,
+            tokenize=True,
+            external_id=rid,
+            tenant=request.tenant,
+        )
+        self._tell(Arrived(rid, spec), now)
+
+    def _ended(self, close: Close, now: float) -> None:
+        self._run.records.append(close.record)
+        del self._requests[close.rid]
+        held = self._held.pop(close.rid, None)
+        if held is not None:
+            self._release(held, now)
+        self._pushing.pop(close.rid, None)
+        for number in self._followers.pop(int(close.rid[1:]), ()):
+            self._at(now + self._run.workload.requests[number].arrival_s, partial(self._arrive, number))
+
+    # ------------------------------------------------------------------------- core
+
+    def _tell(self, event: Event, now: float) -> None:
+        """Bring an event to the core, then carry its effects out; those may bring events at once, as live."""
+        inbox: list[Event] = [event]
+        for following in inbox:
+            effects = self._core.handle(following, now)
+            for observe in self._observers:
+                observe(now, following, effects)
+            for effect in effects:
+                self._perform(effect, now, inbox)
+        self._set_tick(now)
+
+    def _set_tick(self, now: float) -> None:
+        at = self._core.next_wakeup()
+        if at is None or (self._tick_at is not None and self._tick_at <= at):
+            return
+        self._tick_at = at = max(at, now)
+        self._at(at, self._tick)
+
+    def _tick(self, now: float) -> None:
+        if self._tick_at is None or now < self._tick_at:
+            return  # an earlier instant was asked for since, and its tick has come
+        self._tick_at = None
+        if self._requests:
+            self._tell(Tick(), now)
+
+    def _perform(self, effect: Effect, now: float, inbox: list[Event]) -> None:
+        match effect:
+            case Tokenize(rid):
+                tokens = self._requests[rid].prompt_tokens
+                delay = self._delays.tokenize_s + self._delays.tokenize_token_s * tokens
+                self._at(now + delay, partial(self._tokenized, rid))
+            case StartPrefill(lease, peer):
+                self._send(lease, self._prefill_leg(lease, peer), now)
+                inbox.append(LegSent(lease))
+            case StartDecode(lease, peer):
+                leg = self._decode_leg(lease, peer)
+                if leg is None:
+                    inbox.append(LegFailed(lease, Failure(FailureKind.STATUS, "no KV", 500, answered=True)))
+                else:
+                    self._send(lease, leg, now)
+                    inbox.append(LegSent(lease))
+            case Abort(lease):
+                self._abort(lease, now)
+            case Close():
+                self._ended(effect, now)
+            case _:
+                assert_never(effect)
+
+    def _tokenized(self, rid: str, now: float) -> None:
+        request = self._requests.get(rid)
+        if request is not None:
+            keys = request.full_blocks(self._run.workload.block_tokens)
+            self._tell(Tokenized(rid, request.prompt_tokens, keys), now)
+
+    # ------------------------------------------------------------------------- legs
+
+    def _new_job(self, lease: Lease, keep_kv: bool = False, pull: bool = False) -> Job:
+        request = self._requests[lease.rid]
+        self._serial += 1
+        keys = request.full_blocks(self._run.workload.block_tokens)
+        return Job(lease.rid, self._serial, request.prompt_tokens, request.output_tokens, keys, keep_kv, pull)
+
+    def _prefill_leg(self, lease: Lease, peer: str | None) -> _Leg:
+        leg = _Leg(lease, self._new_job(lease, keep_kv=True), self._places[lease.worker])
+        self._held[lease.rid] = leg
+        return leg
+
+    def _decode_leg(self, lease: Lease, peer: str | None) -> _Leg | None:
+        source = self._held.get(lease.rid) if peer is not None else None
+        if peer is not None and source is None:
+            return None
+        return _Leg(lease, self._new_job(lease, pull=peer is not None), self._places[lease.worker], source)
+
+    def _send(self, lease: Lease, leg: _Leg, now: float) -> None:
+        self._legs[lease] = leg
+        leg.job.tag = leg
+        self._at(now + self._delays.network_s + self._models[leg.engine].request_s, partial(self._submit, leg))
+
+    def _submit(self, leg: _Leg, now: float) -> None:
+        if leg.lease not in self._legs:
+            return  # aborted on its way
+        engine = self._engines[leg.engine]
+        if not engine.can_ever_hold(leg.job):
+            failure = Failure(FailureKind.STATUS, "the request is larger than the KV cache", 400, answered=True)
+            self._forget(leg)
+            self._tell(LegFailed(leg.lease, failure), now)
+            return
+        self._hear(leg.engine, engine.submit(leg.job, now), now)
+
+    def _abort(self, lease: Lease, now: float) -> None:
+        leg = self._legs.pop(lease, None)
+        if leg is None:
+            return
+        if self._held.get(lease.rid) is leg:
+            del self._held[lease.rid]
+        self._hear(leg.engine, self._engines[leg.engine].abort(leg.job, now), now)
+
+    def _forget(self, leg: _Leg) -> None:
+        self._legs.pop(leg.lease, None)
+
+    def _release(self, leg: _Leg, now: float) -> None:
+        self._hear(leg.engine, self._engines[leg.engine].release(leg.job, now), now)
+
+    # ---------------------------------------------------------------------- engines
+
+    def _hear(self, place: int, notices: Notices, now: float) -> None:
+        """Take in what an engine tells, and be there when it wants to go on."""
+        for notice, job in notices:
+            assert isinstance(job.tag, _Leg)
+            self._notice(notice, job.tag, now)
+        wake = self._engines[place].wake_at
+        if wake is not None and wake != self._wakes[place]:
+            self._wakes[place] = wake
+            self._at(wake, partial(self._advance, place))
+
+    def _advance(self, place: int, now: float) -> None:
+        engine = self._engines[place]
+        if engine.wake_at is not None and now >= engine.wake_at:
+            self._wakes[place] = -1.0
+            self._hear(place, engine.advance(now), now)
+
+    def _notice(self, notice: Notice, leg: _Leg, now: float) -> None:
+        out = now + self._delays.network_s + self._models[leg.engine].first_token_s
+        match notice:
+            case Notice.PULL:
+                self._pull(leg, now)
+            case Notice.PREFILLED:
+                leg.prefilled = True
+                self._at(out, partial(self._prefilled, leg))
+                waiting = self._pushing.pop(leg.lease.rid, None)
+                if waiting is not None:
+                    self._transfer(waiting, leg, now)
+            case Notice.FIRST:
+                self._at(out, partial(self._tell_leg, leg, FirstToken(leg.lease)))
+            case Notice.FINISHED:
+                self._at(out, partial(self._finished, leg))
+            case Notice.TOKEN:
+                raise AssertionError("the world asked for no single tokens")
+            case _:
+                assert_never(notice)
+
+    def _pull(self, leg: _Leg, now: float) -> None:
+        source = leg.source
+        assert source is not None
+        if source.prefilled:
+            self._transfer(leg, source, now)
+        else:
+            self._pushing[leg.lease.rid] = leg
+
+    def _transfer(self, leg: _Leg, source: _Leg, now: float) -> None:
+        """Move what D does not have yet; a link carries one transfer after another."""
+        tokens = leg.job.target - leg.job.cached_tokens
+        model = self._models[leg.engine]
+        begin = max(now, self._links[source.engine], self._links[leg.engine])
+        free = begin + model.transfer_s(tokens)
+        self._links[source.engine] = self._links[leg.engine] = free
+        self._at(free + model.link_s, partial(self._pulled, leg, source))
+
+    def _pulled(self, leg: _Leg, source: _Leg, now: float) -> None:
+        if self._held.get(leg.lease.rid) is source:
+            del self._held[leg.lease.rid]
+        self._release(source, now)
+        self._hear(leg.engine, self._engines[leg.engine].pulled(leg.job, now), now)
+
+    # ------------------------------------------------------------- what workers answer
+
+    def _tell_leg(self, leg: _Leg, event: Event, now: float) -> None:
+        if leg.lease in self._legs:
+            self._tell(event, now)
+
+    def _prefilled(self, leg: _Leg, now: float) -> None:
+        if leg.lease in self._legs:
+            self._forget(leg)
+            usage = Usage(leg.job.prompt_tokens, None, leg.job.cached_tokens)
+            self._tell(PrefillDone(leg.lease, handoff=True, usage=usage), now)
+
+    def _finished(self, leg: _Leg, now: float) -> None:
+        if leg.lease not in self._legs:
+            return
+        self._forget(leg)
+        job = leg.job
+        cached = job.cached_tokens if leg.source is None else None
+        self._tell(DecodeDone(leg.lease, Usage(job.prompt_tokens, job.generated, cached)), now)
+
+
+def _engine(worker: SimWorker, block_tokens: int, index: ExactIndex) -> Engine:
+    name = worker.spec.name
+    return Engine(worker.model, worker.max_seqs, block_tokens, index.stored(name), index.removed(name))

@@ -1,0 +1,103 @@
+"""`omni-proxy simulate` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from omni_proxy.cli import main
+from omni_proxy.sim.figures import percentile, spread
+
+FAST = ["simulate", "--synthetic", "prefixes,requests=40,prompt=300,prefix=500,output=50", "--preset", "demo"]
+
+
+@pytest.mark.slow
+def test_a_report_as_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+    assert main([*FAST, "--prefill", "2", "--decode", "1", "--load", "0.5", *files]) == 0
+    text = capsys.readouterr().out
+    for word in ("TTFT", "TPOT", "E2E", "goodput", "QPM", "cached", "prefill_running", "prefill-1", "40 completed"):
+        assert word in text
+    report = json.loads((tmp_path / "r.json").read_bytes())
+    assert report["figures"]["outcomes"] == {"completed": 40}
+    assert len(report["latencies"]) == 40
+    assert report["settings"]["offered prefill work / capacity"] == "0.500"
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") == 1
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    ).replace("https://matplotlib.org", "")
+    assert "<script" not in page
+
+
+@pytest.mark.slow
+def test_the_page_is_the_same_for_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for name in ("a.html", "b.html"):
+        main([*FAST, "--prefill", "1", "--decode", "1", "--html", str(tmp_path / name)])
+        pages.append((tmp_path / name).read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FAST, "--prefill", "2", "--decode", "1", "--compare"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["omni-proxy", "match-ratio", "least-requests", "round-robin"]
+
+
+def test_workers_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "omni.yaml"
+    config.write_text(
+        "workers:\n"
+        "  - {name: p0, url: 'http://a:1', role: prefill}\n"
+        "  - {name: d0, url: 'http://b:1', role: decode, max_seqs: 2}\n"
+        "  - {name: d1, url: 'http://c:1', role: decode, down: true}\n"
+    )
+    assert main([*FAST, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    assert "1D + 1P" in text or "1P + 1D" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ([], "give either --trace or --synthetic"),
+        (["--trace", "x.jsonl", "--synthetic", "poisson"], "give either --trace or --synthetic"),
+        (["--synthetic", "poisson"], "at least one prefill and one decode worker"),
+        (["--synthetic", "poisson", "--prefill", "2"], "at least one prefill and one decode worker"),
+        (["--synthetic", "poisson", "--prefill", "-1"], "must be a whole number from 0, got '-1'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--preset", "x"], "no preset 'x'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--slo", "ttft=x"], "ttft: must be a number of seconds, got 'x'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--slo", "itl=1"], "no limit 'itl'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--slo", "ttft=-1"], "--slo: Expected"),
+        (["--synthetic", "poisson", "--mixed", "1", "--load", "0"], "must be a number above 0, got '0'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--engine", "absent.yaml"], "absent.yaml: No such file"),
+        (["--synthetic", "poisson", "--mixed", "1", "--json", "/absent/x"], "/absent/x: No such file"),
+    ],
+)
+def test_faults_are_one_line(arguments: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["simulate", *arguments])
+    except SystemExit as exc:
+        code = int(exc.code or 0)
+    shown = capsys.readouterr()
+    assert code == 2
+    assert fault in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_an_engine_file_with_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = tmp_path / "e.yaml"
+    engine.write_text("step_s: -1\n")
+    assert main([*FAST, "--mixed", "1", "--engine", str(engine)]) == 2
+    assert "e.yaml: " in capsys.readouterr().err
+
+
+def test_percentiles_are_values_of_the_run() -> None:
+    assert [percentile([1.0, 2.0, 3.0, 4.0], share) for share in (0.25, 0.5, 0.75, 0.9, 1.0)] == [1, 2, 3, 4, 4]
+    found = spread([3.0, 1.0, 2.0])
+    assert found is not None
+    assert (found.mean, found.p50, found.max, found.count) == (2.0, 2.0, 3.0, 3)
+    assert spread([]) is None
