@@ -1,4 +1,4 @@
-"""The command line: up | serve | worker | simulate | check. Turns every known fault into one line and exit code 2."""
+"""The command line: up | serve | worker | simulate | replay | check. Turns every known fault into one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_worker(commands)
     _add_check(commands)
     sim_options.add_simulate(commands, _simulate)
+    sim_options.add_replay(commands, _replay)
     return parser
 
 
@@ -220,6 +221,13 @@ def _simulate(options: argparse.Namespace) -> int:
     from omni_proxy.sim.commands import simulate
 
     return simulate(options, core_settings, print)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from omni_proxy.core import Core
+    from omni_proxy.sim.replay import run_replay
+
+    return run_replay(options, Core, print)
 
 
 def _log_to_stderr(level: str) -> None:
