@@ -1,4 +1,4 @@
-"""The command line: up | serve | worker | simulate | replay | check. Turns every known fault into one line and exit code 2."""
+"""The command line: up | serve | worker | simulate | check | place. A known fault is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_worker(commands)
     _add_check(commands)
+    _add_children(commands)
+    _add_place(commands)
     sim_options.add_simulate(commands, _simulate)
     sim_options.add_replay(commands, _replay)
     return parser
@@ -74,6 +76,17 @@ def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
     serve.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     serve.set_defaults(run=_serve)
+
+
+def _add_children(commands: argparse._SubParsersAction[_Parser]) -> None:
+    """The processes of `processes: N`; started by `serve`, not by people."""
+    for name in ("_scheduler", "_front"):
+        child = commands.add_parser(name)
+        child.add_argument("--dir", type=Path, required=True)
+        child.add_argument("--log-level", default="info")
+        child.add_argument("--ready-fd", type=int, required=True)
+        child.add_argument("--parent-fd", type=int, required=True)
+        child.set_defaults(run=_child)
 
 
 def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -108,6 +121,27 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.set_defaults(run=_worker)
 
 
+def _add_place(commands: argparse._SubParsersAction[_Parser]) -> None:
+    place = commands.add_parser("place", help="place experts on ranks from their loads, and compare before and after")
+    place.add_argument("--loads", type=Path, required=True, metavar="FILE", help="tokens per layer and expert")
+    place.add_argument("--ranks", type=_positive, required=True, metavar="N")
+    slots = place.add_mutually_exclusive_group()
+    slots.add_argument("--redundancy", type=_whole, default=None, metavar="N", help="extra replicas per layer")
+    slots.add_argument("--slots", type=_positive, default=None, metavar="N", help="experts per rank and layer instead")
+    place.add_argument("--nodes", type=_positive, default=1, metavar="N", help="keep expert groups on one node each")
+    place.add_argument("--groups", type=_positive, default=1, metavar="N", help="expert groups of the router")
+    place.add_argument("--layers", type=_positive, default=None, metavar="N", help="layers the loads must have")
+    place.add_argument("--split", choices=("even", "proportional"), default="even", help="of tokens over replicas")
+    place.add_argument("--memory", choices=("fixed", "pooled"), default="fixed", help="slots per layer, or in all")
+    place.add_argument("--from", dest="start", type=Path, default=None, metavar="FILE", help="placement that runs now")
+    place.add_argument("--max-moves", type=_whole, default=None, metavar="N", help="per layer, starting --from")
+    place.add_argument("--expert-bytes", type=_positive, default=None, metavar="BYTES", help="weights of one expert")
+    place.add_argument("--out", type=Path, default=None, metavar="FILE", help="write the placement as JSON")
+    place.add_argument("--pattern", type=Path, default=None, metavar="FILE", help="write it as 0/1 array (.npy)")
+    place.add_argument("--heatmap", type=Path, default=None, metavar="FILE", help="write heat maps (.html)")
+    place.set_defaults(run=_place)
+
+
 def _number(text: str, least: int, most: int | None, what: str) -> int:
     try:
         value = int(text)
@@ -120,6 +154,10 @@ def _number(text: str, least: int, most: int | None, what: str) -> int:
 
 def _count(text: str) -> int:
     return _number(text, 1, 64, "must be a whole number from 1 to 64")
+
+
+def _whole(text: str) -> int:
+    return _number(text, 0, None, "must be a whole number, 0 or more")
 
 
 def _positive(text: str) -> int:
@@ -156,8 +194,28 @@ def _up(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     config = load(options.config)
     _log_to_stderr(options.log_level)
+    if config.processes > 1:
+        return _serve_in_processes(config, options.log_level)
     logging.getLogger("omni_proxy").info("effective config:\n%s", effective(config))
     return run_serve(config)
+
+
+def _serve_in_processes(config: Config, log_level: str) -> int:
+    import uvloop
+
+    from omni_proxy.processes.supervisor import supervise
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(supervise(config, log_level))
+    return 0
+
+
+def _child(options: argparse.Namespace) -> int:
+    from omni_proxy.processes.child import run_front, run_scheduler
+
+    _log_to_stderr(options.log_level)
+    run = run_scheduler if options.command == "_scheduler" else run_front
+    return run(options.dir, options.ready_fd, options.parent_fd)
 
 
 def run_serve(config: Config) -> int:
@@ -228,6 +286,19 @@ def _replay(options: argparse.Namespace) -> int:
     from omni_proxy.sim.replay import run_replay
 
     return run_replay(options, Core, print)
+
+
+def _place(options: argparse.Namespace) -> int:
+    try:
+        from omni_proxy.workers.engine.placement.command import PlaceOptions, run_place
+        from omni_proxy.workers.engine.placement.errors import PlacementError
+    except ImportError as exc:
+        raise ConfigError(f"placement needs the extra [worker]: pip install 'omni-proxy[worker]' ({exc})") from exc
+    given = {name: value for name, value in vars(options).items() if name not in ("run", "command")}
+    try:
+        return run_place(PlaceOptions(**given), print)
+    except PlacementError as exc:
+        raise ConfigError(str(exc)) from exc
 
 
 def _log_to_stderr(level: str) -> None:

@@ -30,7 +30,7 @@ class FrontServer:
         self._config = config
         self._edge = edge
         self._upkeep = upkeep
-        self._server = _Server(self._uvicorn_config(app))
+        self._server = QuietServer(self._uvicorn_config(app))
 
     async def run(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve until `stop`; then finish what runs, for `drain_s` at most, or until `force`."""
@@ -98,7 +98,7 @@ class FrontServer:
         )
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn without its signal handlers: ours say what a first and a second signal mean."""
 
     @contextlib.contextmanager

@@ -1,0 +1,111 @@
+"""The scheduler process: the half that decides, for all fronts of one port.
+
+Fronts come and go on a Unix socket. A front that is lost takes its clients with it, so its requests are cancelled and
+their leases return at once. A second socket serves the app (metrics, timelines) for the fronts to pass on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from omni_proxy.api.serving import QuietServer
+from omni_proxy.build import Scheduling
+from omni_proxy.config import Config
+from omni_proxy.messages import Abort, Effect, FrontLost, StartDecode, StartPrefill
+from omni_proxy.processes.link import EdgeRejected, FromFront, Hello, Link, Members, scheduler_decoder
+from omni_proxy.processes.run_dir import RunDir
+from omni_proxy.workers.upstream import Member
+
+logger = logging.getLogger(__name__)
+
+RID_PREFIX = 8
+"""Characters of a request id that name its front."""
+
+
+class SchedulerProcess:
+    """One scheduler and the links of its fronts. Made inside the event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.scheduling = Scheduling(config)
+        self.scheduling.driver.connect(self._perform)
+        self.scheduling.membership.on_change(self._tell_members)
+        self._links: dict[Link[FromFront], str] = {}
+        self._by_prefix: dict[str, Link[FromFront]] = {}
+
+    async def serve(self, run_dir: RunDir, stop: asyncio.Event) -> None:
+        """Serve fronts until `stop`."""
+        for worker in self._config.workers:
+            self.scheduling.membership.add(worker)
+        server = await asyncio.get_running_loop().create_unix_server(self._new_link, str(run_dir.link))
+        app = QuietServer(_app_config(self.scheduling.app, run_dir.app))
+        serving = asyncio.create_task(app.serve(), name="app")
+        try:
+            await stop.wait()
+        finally:
+            server.close()
+            for link in list(self._links):
+                link.close()
+            app.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            await self.scheduling.close()
+
+    # ------------------------------------------------------------------- from fronts
+
+    def _new_link(self) -> Link[FromFront]:
+        return Link(scheduler_decoder(), self._received, self._lost)
+
+    def _received(self, link: Link[FromFront], messages: Sequence[FromFront]) -> None:
+        post = self.scheduling.driver.post
+        for message in messages:
+            if isinstance(message, Hello):
+                self._welcome(link, message.rid_prefix)
+            elif isinstance(message, EdgeRejected):
+                self.scheduling.metrics.rejected_at_edge(message.endpoint, message.error)
+            else:
+                post(message)
+
+    def _welcome(self, link: Link[FromFront], prefix: str) -> None:
+        logger.info("front %s is here", prefix)
+        self._links[link] = prefix
+        self._by_prefix[prefix] = link
+        link.send(Members(self.scheduling.membership.members()))
+
+    def _lost(self, link: Link[FromFront]) -> None:
+        prefix = self._links.pop(link, None)
+        if prefix is not None and self._by_prefix.get(prefix) is link:
+            del self._by_prefix[prefix]
+            logger.warning("front %s is gone; its requests are cancelled", prefix)
+            self.scheduling.driver.post(FrontLost(prefix))
+
+    # --------------------------------------------------------------------- to fronts
+
+    def _perform(self, effect: Effect) -> None:
+        rid = effect.lease.rid if isinstance(effect, StartPrefill | StartDecode | Abort) else effect.rid
+        link = self._by_prefix.get(rid[:RID_PREFIX])
+        if link is not None:
+            link.send(effect)
+
+    def _tell_members(self, members: tuple[Member, ...]) -> None:
+        for link in self._links:
+            link.send(Members(members))
+
+
+def _app_config(app: object, path: Path) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        uds=str(path),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+    )
