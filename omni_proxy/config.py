@@ -91,6 +91,13 @@ class Worker(_Model):
     max_seqs: Annotated[int, Field(ge=1)] = 32
     max_batch_tokens: Annotated[int, Field(ge=1)] = 32_000
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    backup: bool = False
+    """Gets work only while no worker without this mark can be used."""
+    slow_start_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """How long it takes to come back to its full share after it was down or ejected."""
+    max_fails: Annotated[int, Field(ge=0)] | None = None
+    """As in `health`, for this worker."""
+    fail_timeout_s: PositiveSeconds | None = None
     down: bool = False
     api_key: str | None = None
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None

@@ -132,8 +132,8 @@ class Core:
         prefill, decode = self._queues()
         if not (prefill.waits or decode.waits):
             return None
-        # A worker that is trusted again may take what waits, and no other event would say so.
-        instants = (prefill.next_deadline(), decode.next_deadline(), self._ledger.next_return(self._now))
+        # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
+        instants = (prefill.next_deadline(), decode.next_deadline(), self._ledger.next_opening(self._now))
         return min((at for at in instants if at is not None), default=None)
 
     # ------------------------------------------------------------------- questions
@@ -426,7 +426,7 @@ class Core:
             case WorkerAdded(spec):
                 self._ledger.add(spec)
             case WorkerUp(spec):
-                self._ledger.put(spec)
+                self._ledger.put(spec, now)
             case WorkerDown(name, reason):
                 self._ledger.down(name, reason)
             case WorkerDraining(name):

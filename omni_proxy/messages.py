@@ -124,6 +124,13 @@ class WorkerSpec(Struct, frozen=True):
     handoff_reusable: bool = False
     """Another D may be tried with the same KV parameters after one failed before its first byte."""
     weight: float = 1.0
+    backup: bool = False
+    """Gets work only where no other can."""
+    slow_start_s: float = 0.0
+    """How long it takes to come back to its full share after it was down or ejected."""
+    max_fails: int | None = None
+    """Failures within `fail_timeout_s` that eject it; None in either: as for all workers."""
+    fail_timeout_s: float | None = None
 
 
 class RequestSpec(Struct, frozen=True):

@@ -96,9 +96,11 @@ def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:
         "models": spec.models,
         "connector": spec.connector,
         "group": spec.group or None,
+        "backup": spec.backup,
         "max_model_len": spec.max_model_len,
         "kv_capacity_tokens": spec.kv_capacity_tokens,
         "sequences": worker.seqs,
+        "max_sequences": worker.max_seqs,
         "prefill_tokens": worker.prefill_tokens,
         "kv_tokens": worker.kv_tokens,
     }

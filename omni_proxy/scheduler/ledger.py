@@ -12,6 +12,7 @@ from math import inf
 from typing import Final, Protocol
 
 from omni_proxy.messages import FailureKind, Lease, Leg, WorkerSpec
+from omni_proxy.scheduler.slow_start import SlowStarts
 
 LEAST_WEIGHT: Final = 1e-6
 """Discovery may bring any number; loads are divided by it."""
@@ -43,17 +44,24 @@ class WorkerLoad:
         "fail_times",
         "kv_tokens",
         "last_granted",
+        "max_seqs",
         "prefill_tokens",
         "reason",
+        "seen",
         "seqs",
+        "share",
         "spec",
         "up",
         "weight",
     )
 
     def __init__(self, spec: WorkerSpec) -> None:
+        self.share = 1.0
+        """How much of its weight and of its sequences it gets now; below 1 while it starts slowly."""
         self.describe(spec)
         self.up = False
+        self.seen = False
+        """Has it been up before?"""
         self.draining = False
         self.reason = "not seen yet"
         self.prefill_tokens = 0
@@ -66,9 +74,16 @@ class WorkerLoad:
         self.ejected_until = 0.0
 
     def describe(self, spec: WorkerSpec) -> None:
-        """Take over a description. A weight that is no positive number counts as the least."""
+        """Take over a description."""
         self.spec = spec
-        self.weight = spec.weight if LEAST_WEIGHT <= spec.weight < inf else LEAST_WEIGHT
+        self.set_share(self.share, spec.max_seqs)
+
+    def set_share(self, share: float, max_seqs: int) -> None:
+        """Set what it gets now. A weight that is no positive number counts as the least."""
+        self.share = share
+        self.max_seqs = max_seqs
+        weight = self.spec.weight * share
+        self.weight = weight if LEAST_WEIGHT <= weight < inf else LEAST_WEIGHT
 
     def usable(self, now: float) -> bool:
         """May it get new work? An ejected worker may not, unless every other is ejected too."""
@@ -96,6 +111,13 @@ class Ledger:
         """From this instant on no worker is ejected."""
         self.shortest_context = inf
         """A prompt below this fits every member."""
+        self.has_backups = False
+        """Is a member there that gets work only where no other can?"""
+        self._slow_starts = SlowStarts()
+        self.blame(max_fails, fail_timeout_s)
+
+    def blame(self, max_fails: int, fail_timeout_s: float) -> None:
+        """Set when workers whose description names no numbers of their own are ejected from now on."""
         self._max_fails = max_fails
         self._fail_timeout_s = fail_timeout_s
 
@@ -111,13 +133,15 @@ class Ledger:
         self._members_changed()
         return load
 
-    def put(self, spec: WorkerSpec) -> WorkerLoad:
+    def put(self, spec: WorkerSpec, now: float = 0.0) -> WorkerLoad:
         """Add a member, or bring one back: it may be used from now on."""
         load = self.add(spec)
         if not load.up:
             load.ejected_until = 0.0
             load.fail_times.clear()
-        load.up, load.draining, load.reason = True, False, ""
+            if load.seen and self._has_peer(load, now):
+                self._slow_starts.begin(load, now)
+        load.up, load.draining, load.reason, load.seen = True, False, "", True
         return load
 
     def down(self, name: str, reason: str) -> None:
@@ -130,12 +154,20 @@ class Ledger:
 
     def remove(self, name: str) -> None:
         """Forget a member. Its grants keep their counters until they come home, then nobody sees them."""
-        if self._workers.pop(name, None) is not None:
+        load = self._workers.pop(name, None)
+        if load is not None:
+            self._slow_starts.end(load)
             self._members_changed()
+
+    def _has_peer(self, load: WorkerLoad, now: float) -> bool:
+        """Is another of its role at its full share? Where none is, a slow start would slow everybody down."""
+        role, others = load.spec.role, (w for w in self._workers.values() if w is not load)
+        return any(w.spec.role is role and w.share == 1.0 and w.usable(now) for w in others)
 
     def _members_changed(self) -> None:
         limits = (w.spec.max_model_len for w in self._workers.values())
         self.shortest_context = min((limit for limit in limits if limit is not None), default=inf)
+        self.has_backups = any(w.spec.backup for w in self._workers.values())
 
     def get(self, name: str) -> WorkerLoad | None:
         return self._workers.get(name)
@@ -197,31 +229,45 @@ class Ledger:
 
     def failed(self, load: WorkerLoad, kind: FailureKind, now: float) -> bool:
         """Count a failure that is the worker's fault; True when it has just been ejected."""
-        if self._max_fails == 0:
+        spec = load.spec
+        max_fails = self._max_fails if spec.max_fails is None else spec.max_fails
+        within_s = self._fail_timeout_s if spec.fail_timeout_s is None else spec.fail_timeout_s
+        if max_fails == 0:
             return False
-        load.fail_times = [t for t in load.fail_times if t > now - self._fail_timeout_s]
+        load.fail_times = [t for t in load.fail_times if t > now - within_s]
         load.fail_times.append(now)
-        if len(load.fail_times) < self._max_fails:
+        if len(load.fail_times) < max_fails:
             return False
-        load.ejected_until = now + self._fail_timeout_s
+        load.ejected_until = now + within_s
         self.trusted_from = max(self.trusted_from, load.ejected_until)
+        if self._has_peer(load, now):
+            self._slow_starts.begin(load, load.ejected_until)
         if load.up and not load.draining:
             load.reason = f"ejected: {kind.value}"
         return True
 
     def succeeded(self, load: WorkerLoad) -> None:
-        """An answer came: the worker is trusted again."""
+        """An answer came: the worker is trusted again. A slow start goes on."""
         if load.fail_times:
             load.fail_times.clear()
             load.ejected_until = 0.0
             if load.up and not load.draining:
                 load.reason = ""
 
-    def next_return(self, now: float) -> float | None:
-        """The next instant at which an ejected worker is trusted again, or None."""
+    def start_slowly(self, now: float) -> None:
+        """Give the workers that start slowly the share that is their due."""
+        self._slow_starts.advance(now)
+
+    def next_opening(self, now: float) -> float | None:
+        """The next instant at which a worker may take more though nothing else happens, or None.
+
+        An ejected one is trusted again then, or one that starts slowly may hold one more sequence.
+        """
+        step = self._slow_starts.next_step(now)
         if now >= self.trusted_from:
-            return None
-        return min((w.ejected_until for w in self._workers.values() if w.ejected_until > now), default=None)
+            return step
+        returns = [w.ejected_until for w in self._workers.values() if w.ejected_until > now]
+        return min(returns if step is None else [*returns, step], default=None)
 
     # -------------------------------------------------------------- conservation
 

@@ -41,11 +41,15 @@ class FewestKvTokens:
 
 
 def trusted(workers: Sequence[WorkerLoad], avoid: frozenset[str], now: float) -> Sequence[WorkerLoad]:
-    """Without ejected workers and those that failed this request before, as long as others remain."""
-    if not avoid and all(now >= w.ejected_until for w in workers):
+    """Without ejected workers and those that failed this request before, as long as others remain.
+
+    Of the rest, without backups as long as others remain. One that is full is no reason to use a backup: requests wait.
+    """
+    if not avoid and all(now >= w.ejected_until and not w.spec.backup for w in workers):
         return workers
     fresh = [w for w in workers if w.spec.name not in avoid]
-    return [w for w in fresh if now >= w.ejected_until] or fresh or workers
+    good = [w for w in fresh if now >= w.ejected_until]
+    return [w for w in good if not w.spec.backup] or good or fresh or workers
 
 
 def fitting(workers: Sequence[WorkerLoad], tokens: int) -> Sequence[WorkerLoad]:
@@ -65,7 +69,7 @@ def fitting(workers: Sequence[WorkerLoad], tokens: int) -> Sequence[WorkerLoad]:
 def has_prefill_room(worker: WorkerLoad, tokens: int) -> bool:
     """Room for one more prompt; a prompt larger than the whole allowance goes to an idle worker."""
     spec = worker.spec
-    if worker.seqs >= spec.max_seqs:
+    if worker.seqs >= worker.max_seqs:
         return False
     return worker.prefill_tokens == 0 or worker.prefill_tokens + tokens <= spec.max_batch_tokens
 
@@ -73,7 +77,7 @@ def has_prefill_room(worker: WorkerLoad, tokens: int) -> bool:
 def has_decode_room(worker: WorkerLoad, tokens: int) -> bool:
     """Room for one more sequence of `tokens` KV tokens; an idle worker always has room."""
     spec = worker.spec
-    if worker.seqs >= spec.max_seqs:
+    if worker.seqs >= worker.max_seqs:
         return False
     capacity = spec.kv_capacity_tokens
     return capacity is None or worker.seqs == 0 or worker.kv_tokens + tokens <= capacity

@@ -38,6 +38,7 @@ class Planner:
         """
         if self.decode_queue.waits:
             return False
+        self.ledger.start_slowly(now)
         if request.stage is Stage.DECODE_WAITING:
             return self.place_decode(request, now)
         return not self.prefill_queue.waits and self.place_prefill(request, now)
@@ -86,6 +87,7 @@ class Planner:
         Yields each request after its leases are booked. Requests whose prefill is done go before new ones: their KV
         occupies a prefill worker until they are placed.
         """
+        self.ledger.start_slowly(now)
         yield from self._serve(self.decode_queue, self.place_decode, now)
         yield from self._serve(self.prefill_queue, self.place_prefill, now)
 
@@ -171,7 +173,7 @@ class Planner:
     def _candidates(self, workers: Sequence[WorkerLoad], request: Request, now: float) -> Sequence[WorkerLoad]:
         if request.prompt_tokens >= self.ledger.shortest_context:
             workers = fitting(workers, request.prompt_tokens)
-        if not request.avoid and now >= self.ledger.trusted_from:
+        if not request.avoid and now >= self.ledger.trusted_from and not self.ledger.has_backups:
             return workers
         return trusted(workers, request.avoid, now)
 

@@ -88,7 +88,8 @@ class Pools:
         if not members:
             return None
         receivers = _by_domain(_able(members, Mode.SEQUENTIAL, Role.DECODE), empty=True)
-        mode = self._choose(_usable(members))
+        # A mode that needs backups is chosen only where no other can serve; within a mode, who is picked decides.
+        mode = self._choose(_primary(_usable(members))) or self._choose(_usable(members))
         if mode is None:
             mode = self._choose(members)
             return Pool(mode or self._modes[0], (), (), {}, receivers, _alone(_usable(members)), bool(_alone(members)))
@@ -108,7 +109,8 @@ class Pools:
         if mode is Mode.AGGREGATED:
             mixed = _able(workers, mode, Role.MIXED)
             # Where the operator asks for aggregated mode by name, every worker that can do it will do.
-            return (), mixed or (_able(workers, mode, None) if self._modes == (mode,) else ())
+            anybody = self._modes == (mode,) and not _primary(mixed)
+            return (), _able(workers, mode, None) if anybody else mixed
         prefill, decode = _able(workers, mode, Role.PREFILL), _able(workers, mode, Role.DECODE)
         sending, receiving = {domain_of(w.spec) for w in prefill}, {domain_of(w.spec) for w in decode}
         return _within(prefill, receiving), _within(decode, sending)
@@ -119,13 +121,20 @@ def _able(workers: Iterable[WorkerLoad], mode: Mode, role: Role | None) -> tuple
 
 
 def _alone(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
-    """Who can do both legs; a P worker's place is in front of a handoff."""
+    """Who can do both legs; a P worker's place is in front of a handoff. Backups last."""
     workers = tuple(workers)
-    return _able(workers, Mode.AGGREGATED, Role.MIXED) or _able(workers, Mode.AGGREGATED, Role.DECODE)
+    mixed, decode = (_able(workers, Mode.AGGREGATED, role) for role in (Role.MIXED, Role.DECODE))
+    if _primary(mixed) or not decode:
+        return mixed
+    return (*decode, *mixed) if _primary(decode) else mixed or decode
 
 
 def _usable(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
     return tuple(w for w in workers if w.up and not w.draining)
+
+
+def _primary(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
+    return tuple(w for w in workers if not w.spec.backup)
 
 
 def _within(workers: Iterable[WorkerLoad], domains: set[Domain]) -> tuple[WorkerLoad, ...]:

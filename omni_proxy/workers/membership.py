@@ -205,4 +205,8 @@ def _spec(worker: Worker, models: tuple[str, ...], max_model_len: int | None, ca
         kv_capacity_tokens=capacity,
         handoff_reusable=connector.handoff_reusable,
         weight=worker.weight,
+        backup=worker.backup,
+        slow_start_s=worker.slow_start_s,
+        max_fails=worker.max_fails,
+        fail_timeout_s=worker.fail_timeout_s,
     )

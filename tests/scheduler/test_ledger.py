@@ -144,11 +144,27 @@ def test_ejection_and_return() -> None:
     assert not ledger.failed(load, CONNECT, 11.0), "the first failure is forgotten"
     assert ledger.failed(load, CONNECT, 12.0)
     assert (load.usable(21.9), load.usable(22.0), load.reason) == (False, True, "ejected: connect")
-    assert (ledger.next_return(12.0), ledger.next_return(22.0)) == (22.0, None)
+    assert (ledger.next_opening(12.0), ledger.next_opening(22.0)) == (22.0, None)
     ledger.succeeded(load)
     assert load.usable(12.0)
     assert load.reason == ""
-    assert ledger.next_return(12.0) is None
+    assert ledger.next_opening(12.0) is None
+
+
+def test_a_worker_may_name_its_own_limits() -> None:
+    ledger = ledger_of("p0", max_fails=1, fail_timeout_s=10.0)
+    steady, never = (ledger.put(worker(n, **more)) for n, more in OWN_LIMITS)
+    assert not ledger.failed(steady, CONNECT, 0.0)
+    assert not ledger.failed(steady, CONNECT, 3.0), "its own window is shorter"
+    assert ledger.failed(steady, CONNECT, 4.0)
+    assert (steady.usable(5.9), steady.usable(6.0)) == (False, True)
+    assert not ledger.failed(never, CONNECT, 0.0)
+
+
+OWN_LIMITS: list[tuple[str, dict[str, object]]] = [
+    ("p1", {"max_fails": 2, "fail_timeout_s": 2.0}),
+    ("p2", {"max_fails": 0}),
+]
 
 
 def test_coming_back_up_ends_an_ejection() -> None:

@@ -127,6 +127,22 @@ def test_trust() -> None:
     assert trusted(workers, nobody, 10.0) is workers
 
 
+def test_backups_are_used_when_no_other_can_be() -> None:
+    ledger = Ledger()
+    workers = [ledger.put(worker(f"p{n}", backup=n > 1)) for n in range(4)]
+    nobody: frozenset[str] = frozenset()
+    assert names(trusted(workers, nobody, 0.0)) == ["p0", "p1"]
+    assert names(trusted(workers, frozenset({"p0"}), 0.0)) == ["p1"]
+    assert names(trusted(workers, frozenset({"p0", "p1"}), 0.0)) == ["p2", "p3"], "they failed this request"
+    for one in workers[:2]:
+        ledger.failed(one, FailureKind.CONNECT, 0.0)
+    assert names(trusted(workers, nobody, 1.0)) == ["p2", "p3"]
+    assert names(trusted(workers, nobody, 10.0)) == ["p0", "p1"]
+    for one in workers:
+        ledger.failed(one, FailureKind.CONNECT, 20.0)
+    assert names(trusted(workers, nobody, 21.0)) == ["p0", "p1", "p2", "p3"], "all are ejected"
+
+
 def test_a_context_that_is_too_short_is_passed_over_unless_all_are() -> None:
     ledger = Ledger()
     workers = [ledger.put(worker(f"p{n}", max_model_len=limit)) for n, limit in enumerate((10, 20, None))]

@@ -135,3 +135,27 @@ def test_who_strays() -> None:
     assert strayed(planner) == ["whole"], "nobody can serve: what is computed is kept"
     planner.ledger.remove("p0")
     assert strayed(planner) == ["old", "whole"]
+
+
+def test_backups_take_what_others_cannot_and_nothing_else() -> None:
+    planner = planner_of(worker("p0", max_seqs=1), worker("p1", backup=True), "d0")
+    requests = [waiting(rid) for rid in "abc"]
+    for request in requests[:2]:
+        planner.wait(request, 9.0)
+    assert plan(planner) == ["a"], "a full worker is no reason to use a backup"
+    planner.ledger.down("p0", "x")
+    planner.pools.changed()
+    assert plan(planner) == ["b"]
+    assert requests[1].placements[0].worker == "p1"
+
+
+def test_a_worker_that_starts_slowly_does_not_get_all_that_waits() -> None:
+    planner = planner_of(worker("p0", max_seqs=1), worker("p1", max_seqs=4, slow_start_s=8.0), "d0")
+    planner.ledger.down("p1", "x")
+    planner.ledger.put(worker("p1", max_seqs=4, slow_start_s=8.0), 0.0)
+    for rid in "abcdefgh":
+        planner.wait(waiting(rid), 99.0)
+    assert plan(planner) == ["a", "b"]
+    assert [r.rid for r in planner.plan(4.0)] == ["c"]
+    assert [r.rid for r in planner.plan(6.0)] == ["d"]
+    assert [r.rid for r in planner.plan(8.0)] == ["e"]

@@ -133,3 +133,23 @@ def test_unknown_models_do_not_fill_memory() -> None:
     for number in range(3000):
         assert pools.of(f"unknown-{number}") is None
     assert len(pools._pools) <= 1001
+
+
+def backup(name: str) -> WorkerSpec:
+    return worker(name, backup=True)
+
+
+def test_a_mode_that_needs_backups_is_chosen_last() -> None:
+    assert sides(pool_of("p0", "d0", backup("d1"))) == (SEQUENTIAL, "p0", "d0 d1"), "who is picked decides"
+    assert sides(pool_of("p0", backup("d1"), "m0")) == (AGGREGATED, "", "m0")
+    assert sides(pool_of("p0", backup("d1"), "m0", down="m0")) == (SEQUENTIAL, "p0", "d1")
+    assert sides(pool_of("p0", "d0", backup("m0"))) == (SEQUENTIAL, "p0", "d0")
+    assert sides(pool_of("p0", "d0", backup("m0"), down="p0")) == (AGGREGATED, "", "m0")
+    assert sides(pool_of("p0", "d0", backup("m0"), mode=AGGREGATED)) == (AGGREGATED, "", "d0 m0 p0")
+
+
+def test_backups_do_both_legs_only_where_nobody_else_does() -> None:
+    assert names(pool_of("p0", "d0", "m0", backup("m1")).alone) == "m0 m1"
+    assert names(pool_of("p0", "d0", backup("m1")).alone) == "d0 m1"
+    assert names(pool_of("p0", backup("d0"), backup("m1")).alone) == "m1"
+    assert names(pool_of("p0", backup("d0")).alone) == "d0"
