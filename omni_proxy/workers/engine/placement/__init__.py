@@ -1,0 +1,1 @@
+"""Which rank holds which expert: placement, redundancy, shares, scores and moves. Needs numpy, never torch."""
