@@ -46,6 +46,15 @@ class KvCachePolicy(StrEnum):
     INDEPENDENT = "independent"
 
 
+class ConnectorName(StrEnum):
+    """How a worker hands KV over; `workers/connectors/registry.py` has one class for each."""
+
+    VLLM_NIXL = "vllm-nixl"
+    OMNI = "omni"
+    SGLANG = "sglang"
+    AGGREGATED = "aggregated"
+
+
 class LogFormat(StrEnum):
     """`combined` is the format of nginx and Apache."""
 
@@ -71,12 +80,45 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 WorkerUrl = Annotated[str, AfterValidator(_worker_url)]
 
 
+class ListenTls(_Model):
+    """HTTPS for clients. PEM files; they are loaded again when they change."""
+
+    certificate: Path
+    """With the chain behind it."""
+    key: Path | None = None
+    """None: it is in the file of the certificate."""
+    client_ca: Path | None = None
+    """Clients must show a certificate of this authority."""
+
+
+class WorkerTls(_Model):
+    """How a worker is checked, and what is shown to it. PEM files; they are loaded again when they change."""
+
+    ca: Path | None = None
+    """None: the authorities that this system trusts."""
+    certificate: Path | None = None
+    key: Path | None = None
+    """None: it is in the file of the certificate."""
+    verify: bool = True
+    server_name: Annotated[str, Field(min_length=1)] | None = None
+    """Stands for the host of the URL, in the handshake and in the check."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.key is not None and self.certificate is None:
+            raise ValueError("'key' needs 'certificate'")
+        if self.ca is not None and not self.verify:
+            raise ValueError("'ca' means nothing with 'verify: false'")
+        return self
+
+
 class Listen(_Model):
     """Where clients connect."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
     backlog: Annotated[int, Field(ge=1)] = 4096
+    tls: ListenTls | None = None
 
 
 class Worker(_Model):
@@ -85,7 +127,7 @@ class Worker(_Model):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     url: WorkerUrl
     role: Role
-    connector: str = "vllm-nixl"
+    connector: ConnectorName = ConnectorName.VLLM_NIXL
     models: tuple[str, ...] | None = None
     group: str = ""
     max_seqs: Annotated[int, Field(ge=1)] = 32
@@ -100,8 +142,17 @@ class Worker(_Model):
     fail_timeout_s: PositiveSeconds | None = None
     down: bool = False
     api_key: str | None = None
+    tls: WorkerTls | None = None
+    """For an https URL; None there: the system's authorities, no certificate of our own."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """SGLang's bootstrap server on a prefill worker."""
+
+
+    @model_validator(mode="after")
+    def _tls_needs_https(self) -> Self:
+        if self.tls is not None and not self.url.startswith("https:"):
+            raise ValueError(f"'tls' needs an https URL, not {self.url}")
+        return self
 
 
 class Model(_Model):

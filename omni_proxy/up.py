@@ -14,11 +14,11 @@ import uvloop
 
 from omni_proxy.api.serving import listening_socket, stop_signals
 from omni_proxy.build import Gateway
-from omni_proxy.config import AccessLog, Config, ConfigError, Limits, Listen, Model, Timeouts, Worker
+from omni_proxy.config import AccessLog, Config, ConfigError, ConnectorName, Limits, Listen, Model, Timeouts, Worker
 from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report, StartFailed
 from omni_proxy.messages import Role
 
-CONNECTOR = "omni"
+CONNECTOR = ConnectorName.OMNI
 
 
 @dataclass(frozen=True, slots=True)
