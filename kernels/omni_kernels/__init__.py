@@ -1,40 +1,59 @@
 """Kernels of a mixture-of-experts transformer with a paged KV cache, one definition and several backends each.
 
-`reference` defines the ops in plain torch, `api` checks arguments and picks the backend. Depends on torch alone.
+`reference` defines the ops in plain torch, `api` checks arguments, `registry` picks the backend, `decoder` is a whole
+model's step in one call. Depends on torch alone.
 """
 
 from omni_kernels.api import (
-    BACKENDS,
-    OPS,
-    AttentionBatch,
-    attention_batch,
-    backend_of,
     fused_moe,
     kv_gather,
     kv_scatter,
     kv_write,
+    linear,
+    mla_attention,
     moe_route,
+    pack,
+    pack_experts,
+    packed_moe,
     paged_attention,
     rms_norm,
     rope,
-    rope_table,
+    sample,
     silu_and_mul,
 )
+from omni_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, build_decoder
+from omni_kernels.packing import PackedExperts, PackedMatrix
+from omni_kernels.ragged import AttentionBatch, attention_batch
+from omni_kernels.reference import rope_table
+from omni_kernels.registry import DEVICES, OPS, backend_of, backends
 
 __all__ = [
-    "BACKENDS",
+    "DEVICES",
     "OPS",
     "AttentionBatch",
+    "Decoder",
+    "DecoderLayer",
+    "DecoderWeights",
+    "PackedExperts",
+    "PackedMatrix",
     "attention_batch",
     "backend_of",
+    "backends",
+    "build_decoder",
     "fused_moe",
     "kv_gather",
     "kv_scatter",
     "kv_write",
+    "linear",
+    "mla_attention",
     "moe_route",
+    "pack",
+    "pack_experts",
+    "packed_moe",
     "paged_attention",
     "rms_norm",
     "rope",
     "rope_table",
+    "sample",
     "silu_and_mul",
 ]

@@ -1,82 +1,31 @@
 """The ops that the engine calls: arguments checked, then handed to the best backend of the tensor's device.
 
-A backend is a mapping from op name to function with the signature of its definition in `reference.py`.
-The first backend of a device that has an op serves it, so a backend may cover as few ops as it likes.
+Each op is defined by the function of its name in `reference.py`. A wrong argument is a ValueError that names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
+import torch
 from torch import Tensor
 
-from omni_kernels import reference
-from omni_kernels.reference import AttentionBatch, attention_batch, rope_table
+from omni_kernels import registry
+from omni_kernels.packing import WEIGHT_DTYPES, PackedExperts, PackedMatrix
+from omni_kernels.ragged import AttentionBatch
+from omni_kernels.registry import TORCH, Op
 
-__all__ = [
-    "BACKENDS",
-    "OPS",
-    "AttentionBatch",
-    "attention_batch",
-    "backend_of",
-    "fused_moe",
-    "kv_gather",
-    "kv_scatter",
-    "kv_write",
-    "moe_route",
-    "paged_attention",
-    "rms_norm",
-    "rope",
-    "rope_table",
-    "silu_and_mul",
-]
-
-Op = Callable[..., Any]
-
-OPS: Final = (
-    "rms_norm",
-    "rope",
-    "silu_and_mul",
-    "moe_route",
-    "fused_moe",
-    "paged_attention",
-    "kv_write",
-    "kv_gather",
-    "kv_scatter",
-)
-_TORCH: Final[Mapping[str, Op]] = {name: getattr(reference, name) for name in OPS}
-
-BACKENDS: Final[Mapping[str, Sequence[tuple[str, Mapping[str, Op]]]]] = {
-    "cpu": (("torch", _TORCH),),
-    "cuda": (("torch", _TORCH),),
-    "npu": (("torch", _TORCH),),
-}
-"""Backends of each device type, best first."""
+MAX_GROUPS: Final = 256
 
 
-def _resolve() -> dict[tuple[str, str], tuple[str, Op]]:
-    table: dict[tuple[str, str], tuple[str, Op]] = {}
-    for device, backends in BACKENDS.items():
-        for name, ops in backends:
-            for op, function in ops.items():
-                table.setdefault((device, op), (name, function))
-    return table
-
-
-_TABLE: Final[Mapping[tuple[str, str], tuple[str, Op]]] = _resolve()
-
-
-def backend_of(op: str, device: str) -> str:
-    """Name of the backend that serves `op` on a device type; KeyError if there is none."""
-    return _TABLE[device, op][0]
-
-
-def _op(name: str, on: Tensor) -> Op:
-    found = _TABLE.get((on.device.type, name))
+def _op(name: str, on: Tensor, *others: Tensor | None) -> Op:
+    """The backend's function; the definition where a gradient is wanted."""
+    found = registry.find(name, on.device.type)
     if found is None:
         raise ValueError(f"{name}: no backend for device {on.device.type}")
-    return found[1]
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (on, *others)):
+        return TORCH[name]
+    return found
 
 
 def _require(holds: bool, op: str, argument: str, why: str, got: object) -> None:
@@ -84,83 +33,251 @@ def _require(holds: bool, op: str, argument: str, why: str, got: object) -> None
         raise ValueError(f"{op}: {argument} {why}, got {got}")
 
 
+def _floats(op: str, argument: str, x: Tensor, like: Tensor | None = None) -> None:
+    """`x` must be floating, and of the dtype and device of `like`."""
+    _require(x.is_floating_point(), op, argument, "must be floating", x.dtype)
+    if like is not None:
+        _require(x.dtype == like.dtype, op, argument, f"must be {like.dtype}", x.dtype)
+        _require(x.device == like.device, op, argument, f"must be on {like.device}", x.device)
+
+
+def _integers(op: str, argument: str, x: Tensor) -> None:
+    _require(x.dtype in (torch.int64, torch.int32), op, argument, "must be int64 or int32", x.dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `reference.rms_norm`."""
+    _require(x.dim() > 0, "rms_norm", "x", "must be [..., H]", x.shape)
+    _floats("rms_norm", "x", x)
+    _floats("rms_norm", "weight", weight, x)
     width = x.shape[-1]
-    _require(weight.shape[-1] == width, "rms_norm", "weight", f"must end in {width}", weight.shape)
+    _require(weight.shape[-1:] == x.shape[-1:], "rms_norm", "weight", f"must end in {width}", weight.shape)
     if residual is not None:
+        _floats("rms_norm", "residual", residual, x)
         same = residual.shape == x.shape
         _require(same, "rms_norm", "residual", f"must be {tuple(x.shape)}", residual.shape)
-    result: tuple[Tensor, Tensor] = _op("rms_norm", x)(x, weight, eps, residual)
+    result: tuple[Tensor, Tensor] = _op("rms_norm", x, weight, residual)(x, weight, eps, residual)
     return result
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `reference.rope`."""
     _require(x.dim() == 3 and x.shape[2] % 2 == 0, "rope", "x", "must be [T, heads, even]", x.shape)
+    _floats("rope", "x", x)
     table = (x.shape[0], x.shape[2])
-    _require(cos.shape == table, "rope", "cos", f"must be {table}", cos.shape)
-    _require(sin.shape == table, "rope", "sin", f"must be {table}", sin.shape)
-    result: Tensor = _op("rope", x)(x, cos, sin)
+    for name, part in (("cos", cos), ("sin", sin)):
+        _require(part.shape == table, "rope", name, f"must be {table}", part.shape)
+        _floats("rope", name, part, x)
+    result: Tensor = _op("rope", x, cos, sin)(x, cos, sin)
     return result
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `reference.silu_and_mul`."""
-    _require(x.shape[-1] % 2 == 0, "silu_and_mul", "x", "must have an even last axis", x.shape)
+    even = x.dim() > 0 and x.shape[-1] % 2 == 0
+    _require(even, "silu_and_mul", "x", "must have an even last axis", x.shape)
+    _floats("silu_and_mul", "x", x)
     result: Tensor = _op("silu_and_mul", x)(x)
     return result
 
 
-def moe_route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor, Tensor]:
+def moe_route(
+    logits: Tensor,
+    top_k: int,
+    renormalise: bool,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+    groups: int = 1,
+    top_groups: int | None = None,
+    per_group: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.moe_route`."""
-    _require(logits.dim() == 2, "moe_route", "logits", "must be [T, E]", logits.shape)
+    name = "moe_route"
+    _require(logits.dim() == 2, name, "logits", "must be [T, E]", logits.shape)
+    _floats(name, "logits", logits)
     experts = logits.shape[1]
-    _require(1 <= top_k <= experts, "moe_route", "top_k", f"must be in 1..{experts}", top_k)
-    result: tuple[Tensor, Tensor, Tensor] = _op("moe_route", logits)(logits, top_k, renormalise)
+    _require(scoring in ("softmax", "sigmoid"), name, "scoring", "must be softmax or sigmoid", scoring)
+    _require(1 <= top_k <= experts, name, "top_k", f"must be in 1..{experts}", top_k)
+    if bias is not None:
+        _require(bias.shape == (experts,), name, "bias", f"must be [{experts}]", bias.shape)
+    even = 1 <= groups <= MAX_GROUPS and experts % groups == 0
+    _require(even, name, "groups", f"must divide {experts} and be at most {MAX_GROUPS}", groups)
+    kept = groups if top_groups is None else top_groups
+    _require(1 <= kept <= groups, name, "top_groups", f"must be in 1..{groups}", top_groups)
+    if per_group:
+        _require(top_k % groups == 0, name, "top_k", f"must be a multiple of {groups}", top_k)
+    else:
+        most = experts // groups * kept
+        _require(top_k <= most, name, "top_k", f"must be at most the {most} experts kept", top_k)
+    result: tuple[Tensor, Tensor, Tensor] = _op(name, logits, bias)(
+        logits, top_k, renormalise, scoring, bias, groups, top_groups, per_group, scale
+    )
     return result
 
 
+def _check_choice(op: str, x: Tensor, experts: int, ids: Tensor, weights: Tensor) -> None:
+    rows = ids.dim() == 2 and ids.shape[0] == x.shape[0]
+    _require(rows, op, "ids", f"must be [{x.shape[0]}, K]", ids.shape)
+    same = weights.shape == ids.shape
+    _require(same, op, "weights", f"must be {tuple(ids.shape)}", weights.shape)
+    _require(weights.is_floating_point(), op, "weights", "must be floating", weights.dtype)
+    _integers(op, "ids", ids)
+    if ids.numel() and ids.device.type == "cpu":
+        low, high = torch.aminmax(ids)
+        inside = int(low) >= -1 and int(high) < experts
+        _require(inside, op, "ids", f"must be in -1..{experts - 1}", f"{int(low)}..{int(high)}")
+
+
 def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """See `reference.fused_moe`."""
-    _require(x.dim() == 2, "fused_moe", "x", "must be [T, H]", x.shape)
+    """See `reference.fused_moe`. Weights as a checkpoint holds them; the fast way is `packed_moe`."""
+    name = "fused_moe"
+    _require(x.dim() == 2, name, "x", "must be [T, H]", x.shape)
+    _floats(name, "x", x)
+    _require(w2.dim() == 3, name, "w2", "must be [E, H, I]", w2.shape)
     experts, width, hidden = w2.shape[0], w2.shape[2], x.shape[1]
     want13, want2 = (experts, 2 * width, hidden), (experts, hidden, width)
-    _require(w13.shape == want13, "fused_moe", "w13", f"must be {want13}", w13.shape)
-    _require(w2.shape == want2, "fused_moe", "w2", f"must be {want2}", w2.shape)
-    rows = ids.dim() == 2 and ids.shape[0] == x.shape[0]
-    _require(rows, "fused_moe", "ids", f"must be [{x.shape[0]}, K]", ids.shape)
-    same = weights.shape == ids.shape
-    _require(same, "fused_moe", "weights", f"must be {tuple(ids.shape)}", weights.shape)
-    _require(counts.shape == (experts,), "fused_moe", "counts", f"must be [{experts}]", counts.shape)
-    result: Tensor = _op("fused_moe", x)(x, w13, w2, ids, weights, counts)
+    _require(w13.shape == want13, name, "w13", f"must be {want13}", w13.shape)
+    _require(w2.shape == want2, name, "w2", f"must be {want2}", w2.shape)
+    _floats(name, "w13", w13, x)
+    _floats(name, "w2", w2, x)
+    _require(counts.shape == (experts,), name, "counts", f"must be [{experts}]", counts.shape)
+    _check_choice(name, x, experts, ids, weights)
+    result: Tensor = _op(name, x, w13, w2, weights)(x, w13, w2, ids, weights, counts)
+    return result
+
+
+def pack(w: Tensor, dtype: torch.dtype | None = None, gated: bool = False, backend: str | None = None) -> PackedMatrix:
+    """Bring matrices `w` [n, k] or [count, n, k] into the form of the device's best backend, or of the one named.
+
+    `dtype` float32, bfloat16 or int8 (weight-only, one scale an output); None keeps what `w` holds, and float32
+    whose values are all exact in bfloat16 as that. `gated`: the n outputs are n/2 gates, then n/2 ups.
+    """
+    _require(w.dim() in (2, 3) and w.numel() > 0, "pack", "w", "must be [n, k] or [count, n, k]", w.shape)
+    _floats("pack", "w", w)
+    _require(dtype is None or dtype in WEIGHT_DTYPES, "pack", "dtype", f"must be one of {WEIGHT_DTYPES}", dtype)
+    _require(not gated or w.shape[-2] % 2 == 0, "pack", "w", "must have an even number of outputs", w.shape)
+    if dtype is None and w.dtype not in WEIGHT_DTYPES:
+        backend = "torch"
+    function = _op("pack", w.detach()) if backend is None else registry.ops_of(backend)["pack"]
+    result: PackedMatrix = function(w, dtype, gated)
+    return result
+
+
+def pack_experts(
+    w13: Tensor,
+    w2: Tensor,
+    dtype: torch.dtype | None = None,
+    shared13: Tensor | None = None,
+    shared2: Tensor | None = None,
+    backend: str | None = None,
+) -> PackedExperts:
+    """Pack the MLPs of a layer: `w13` [E, 2I, H] gate rows first, `w2` [E, H, I], `shared13` [2J, H], `shared2` [H, J].
+
+    Made once, at loading; needs as much memory again as the weights until those are dropped.
+    """
+    name = "pack_experts"
+    _require(w13.dim() == 3 and w13.shape[1] % 2 == 0, name, "w13", "must be [E, 2I, H]", w13.shape)
+    experts, twice, hidden = w13.shape
+    want = (experts, hidden, twice // 2)
+    _require(w2.shape == want, name, "w2", f"must be {want}", w2.shape)
+    _floats(name, "w2", w2, w13)
+    shared: list[PackedMatrix | None] = [None, None]
+    if shared13 is not None or shared2 is not None:
+        good13 = shared13 is not None and shared13.dim() == 2 and shared13.shape[1] == hidden
+        if shared13 is None or not good13 or shared13.shape[0] % 2:
+            raise ValueError(
+                f"{name}: shared13 must be [2J, {hidden}], got {None if shared13 is None else shared13.shape}"
+            )
+        want2 = (hidden, shared13.shape[0] // 2)
+        if shared2 is None or shared2.shape != want2:
+            raise ValueError(f"{name}: shared2 must be {want2}, got {None if shared2 is None else shared2.shape}")
+        shared = [pack(shared13, dtype, True, backend), pack(shared2, dtype, False, backend)]
+    return PackedExperts(pack(w13, dtype, True, backend), pack(w2, dtype, False, backend), *shared)
+
+
+def _packed_op(name: str, backend: str, x: Tensor) -> Op:
+    """The op of the backend that packed the weights; the dtype of `x` must be one of its."""
+    if backend == "torch":
+        return TORCH[name]
+    _require(x.device.type == backend, name, "x", f"must be on {backend}", x.device)
+    _require(x.dtype in (torch.float32, torch.bfloat16), name, "x", "must be float32 or bfloat16", x.dtype)
+    wants_grad = torch.is_grad_enabled() and x.requires_grad
+    _require(not wants_grad, name, "x", f"must not want a gradient with weights packed for {backend}", "requires_grad")
+    return registry.ops_of(backend)[name]
+
+
+def linear(x: Tensor, w: PackedMatrix) -> Tensor:
+    """See `reference.linear`."""
+    _require(x.dim() == 2 and x.shape[1] == w.k, "linear", "x", f"must be [T, {w.k}]", x.shape)
+    _floats("linear", "x", x)
+    single = w.count == 1 and not w.gated
+    _require(single or w.backend == "torch", "linear", "w", "must be one matrix, not gated", (w.count, w.gated))
+    result: Tensor = _packed_op("linear", w.backend, x)(x, w)
+    return result
+
+
+def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) -> Tensor:
+    """See `reference.packed_moe`."""
+    name, hidden = "packed_moe", experts.w13.k
+    _require(x.dim() == 2 and x.shape[1] == hidden, name, "x", f"must be [T, {hidden}]", x.shape)
+    _floats(name, "x", x)
+    _check_choice(name, x, experts.w13.count, ids, weights)
+    result: Tensor = _packed_op(name, experts.backend, x)(x, experts, ids, weights)
     return result
 
 
 def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
     """See `reference.paged_attention`."""
-    rows = sum(batch.query_lens)
-    _require(q.dim() == 3 and q.shape[0] == rows, "paged_attention", "q", f"needs {rows} rows", q.shape)
+    name, rows = "paged_attention", batch.rows
+    _require(q.dim() == 3 and q.shape[0] == rows, name, "q", f"needs {rows} rows", q.shape)
+    _floats(name, "q", q)
     layout = kv.dim() == 5 and kv.shape[0] == 2 and kv.shape[4] == q.shape[2]
-    _require(layout, "paged_attention", "kv", "must be [2, blocks, size, heads, D]", kv.shape)
+    _require(layout, name, "kv", "must be [2, blocks, size, heads, D]", kv.shape)
+    _floats(name, "kv", kv, q)
+    _check_blocks(name, "kv", kv.shape[2], batch)
     grouped = q.shape[1] % kv.shape[3] == 0
-    _require(grouped, "paged_attention", "q", f"heads must divide by {kv.shape[3]}", q.shape)
-    result: Tensor = _op("paged_attention", q)(q, kv, batch, scale)
+    _require(grouped, name, "q", f"heads must divide by {kv.shape[3]}", q.shape)
+    result: Tensor = _op(name, q, kv)(q, kv, batch, scale)
+    return result
+
+
+def _check_blocks(op: str, argument: str, size: int, batch: AttentionBatch) -> None:
+    _require(size == batch.block_size, op, argument, f"must have blocks of {batch.block_size}", size)
+
+
+def mla_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, latent: int) -> Tensor:
+    """See `reference.mla_attention`."""
+    name, rows = "mla_attention", batch.rows
+    _require(q.dim() == 3 and q.shape[0] == rows, name, "q", f"needs {rows} rows", q.shape)
+    _floats(name, "q", q)
+    layout = cache.dim() == 3 and cache.shape[2] == q.shape[2]
+    _require(layout, name, "cache", f"must be [blocks, size, {q.shape[2]}]", cache.shape)
+    _floats(name, "cache", cache, q)
+    _check_blocks(name, "cache", cache.shape[1], batch)
+    _require(1 <= latent <= q.shape[2], name, "latent", f"must be in 1..{q.shape[2]}", latent)
+    result: Tensor = _op(name, q, cache)(q, cache, batch, scale, latent)
     return result
 
 
 def kv_write(kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """See `reference.kv_write`."""
+    _require(kv.dim() == 5 and kv.shape[0] == 2, "kv_write", "kv", "must be [2, blocks, size, heads, D]", kv.shape)
+    _require(slots.dim() == 1, "kv_write", "slots", "must be [T]", slots.shape)
     want = (slots.shape[0], *kv.shape[3:])
     _require(k.shape == want, "kv_write", "k", f"must be {want}", k.shape)
     _require(v.shape == want, "kv_write", "v", f"must be {want}", v.shape)
-    _op("kv_write", kv)(kv, slots, k, v)
+    _integers("kv_write", "slots", slots)
+    _floats("kv_write", "k", k, kv)
+    _floats("kv_write", "v", v, kv)
+    _op("kv_write", kv, k, v)(kv, slots, k, v)
 
 
 def kv_gather(kv: Tensor, blocks: Tensor) -> Tensor:
     """See `reference.kv_gather`."""
     _require(kv.dim() == 6, "kv_gather", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
     _require(blocks.dim() == 1, "kv_gather", "blocks", "must be [n]", blocks.shape)
+    _integers("kv_gather", "blocks", blocks)
     result: Tensor = _op("kv_gather", kv)(kv, blocks)
     return result
 
@@ -170,4 +287,19 @@ def kv_scatter(kv: Tensor, blocks: Tensor, data: Tensor) -> None:
     _require(kv.dim() == 6, "kv_scatter", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
     want = (blocks.shape[0], *kv.shape[:2], *kv.shape[3:])
     _require(data.shape == want, "kv_scatter", "data", f"must be {want}", data.shape)
+    _require(data.dtype == kv.dtype, "kv_scatter", "data", f"must be {kv.dtype}", data.dtype)
+    _integers("kv_scatter", "blocks", blocks)
     _op("kv_scatter", kv)(kv, blocks, data)
+
+
+def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    """See `reference.sample`."""
+    _require(logits.dim() == 2 and logits.shape[1] > 0, "sample", "logits", "must be [n, V]", logits.shape)
+    _floats("sample", "logits", logits)
+    rows = (logits.shape[0],)
+    named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "uniform": uniform}
+    for name, value in named.items():
+        _require(value.shape == rows, "sample", name, f"must be {rows}", value.shape)
+    _integers("sample", "top_k", top_k)
+    result: Tensor = _op("sample", logits)(logits, temperature, top_k, top_p, uniform)
+    return result

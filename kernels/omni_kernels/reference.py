@@ -6,12 +6,12 @@ Nothing checks its arguments: `api.py` does, once, for all backends. Knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from omni_kernels.packing import PackedExperts, PackedMatrix, plain
+from omni_kernels.ragged import AttentionBatch
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -49,31 +49,64 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def moe_route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose experts: softmax over `logits` [T, E] in float32, then the `top_k` largest.
+def moe_route(
+    logits: Tensor,
+    top_k: int,
+    renormalise: bool,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+    groups: int = 1,
+    top_groups: int | None = None,
+    per_group: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose `top_k` experts of each row of `logits` [T, E]; scores are their softmax or sigmoid in float32.
 
-    Returns ids [T, K] int64 (best first), weights [T, K] float32 (summing to 1 if `renormalise`)
-    and how many of the T*K choices fell on each expert, [E] int64.
+    `bias` [E] is added to the scores for the choice only (DeepSeek-V3). Experts in `groups` of equal size: either
+    `top_k / groups` of each (`per_group`, MoGE of Pangu Pro), or all from the `top_groups` groups whose two best
+    choices sum highest (DeepSeek-V3). The weights are the scores, summing to 1 if `renormalise`, times `scale`.
+    Returns ids [T, K] int64 (best first; by group if `per_group`), weights [T, K] float32 and how many of the
+    T*K choices fell on each expert, [E] int64. NaN counts as the largest score.
     """
-    weights, ids = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(top_k, dim=-1)
+    rows, experts = logits.shape
+    wide = logits.float()
+    scores = wide.softmax(-1) if scoring == "softmax" else wide.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if per_group:
+        offset = torch.arange(0, experts, experts // groups).unsqueeze(1)
+        best = choice.view(rows, groups, -1).topk(top_k // groups, -1).indices
+        ids = (best + offset).view(rows, top_k)
+    else:
+        if top_groups is not None and top_groups < groups:
+            choice = _keep_groups(choice, groups, top_groups)
+        ids = choice.topk(top_k, -1).indices
+    weights = scores.gather(-1, ids)
     if renormalise:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return ids, weights, torch.bincount(ids.flatten(), minlength=logits.shape[-1])
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * scale, torch.bincount(ids.flatten(), minlength=experts)
+
+
+def _keep_groups(choice: Tensor, groups: int, top_groups: int) -> Tensor:
+    """-inf outside the best groups of each row."""
+    grouped = choice.view(choice.shape[0], groups, -1)
+    total = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)
+    kept = torch.zeros_like(total, dtype=torch.bool).scatter_(1, total.topk(top_groups, -1).indices, True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).view_as(choice)
 
 
 def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Sum over each row's chosen experts of weight * expert(row).
 
     `x` [T, H]; `w13` [E, 2I, H] gate rows first; `w2` [E, H, I]; `ids`, `weights` [T, K] and
-    `counts` [E] as `moe_route` returns them. Rows are sorted by expert, so that each expert
-    that is used costs two matrix products whatever the number of its rows. Returns [T, H].
+    `counts` [E] as `moe_route` returns them; an id of -1 takes no part. Rows are sorted by expert, so that each
+    expert that is used costs two matrix products whatever the number of its rows. Returns [T, H].
     """
     if x.shape[0] == 1:
         return _moe_one_row(x, w13, w2, ids, weights)
     order = ids.flatten().argsort(stable=True)
     rows = x.index_select(0, order // ids.shape[1])
-    partial = torch.empty_like(rows)
-    start = 0
+    partial = torch.zeros_like(rows)
+    start = ids.numel() - int(counts.sum())  # the -1 come first
     for expert, count in enumerate(counts.tolist()):
         if count:
             stop = start + count
@@ -89,66 +122,11 @@ def _moe_one_row(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tenso
     """`fused_moe` of a single row: nothing to sort."""
     out = torch.zeros_like(x)
     for expert, weight in zip(ids[0].tolist(), weights[0].tolist(), strict=True):
+        if expert < 0:
+            continue
         hidden = silu_and_mul(torch.mm(x, w13[expert].t()))
         out.addmm_(hidden, w2[expert].t(), alpha=weight)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionBatch:
-    """Which rows of a ragged batch belong to which sequence, and where its keys lie.
-
-    The first `num_single` sequences have one query row each (decode); the others have a chunk each.
-    A query row at place j of a chunk of `query_lens[s]` rows sees the first
-    `kv_lens[s] - query_lens[s] + j + 1` keys of its sequence. Masks are additive, 0 or -inf.
-    """
-
-    query_lens: tuple[int, ...]
-    kv_lens: tuple[int, ...]
-    block_tables: tuple[Tensor, ...]
-    """Block ids [blocks] of each chunk, after the ids of the single rows, padded, as one flat tensor."""
-    num_single: int
-    single_kv_len: int
-    masks: tuple[Tensor | None, ...]
-
-
-def attention_batch(
-    query_lens: Sequence[int],
-    kv_lens: Sequence[int],
-    block_tables: Sequence[Sequence[int]],
-    block_size: int,
-    dtype: torch.dtype = torch.float32,
-) -> AttentionBatch:
-    """Describe a batch whose sequences with one query row come first. Made once per step, used by all layers."""
-    single = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
-    tables: list[Tensor] = []
-    masks: list[Tensor | None] = []
-    longest = max(kv_lens[:single], default=0)
-    if single:
-        width = -(-longest // block_size)
-        padded = [[*t[:width], *([0] * (width - len(t)))] for t in block_tables[:single]]
-        tables.append(torch.tensor(padded).flatten())
-        masks.append(_single_mask(kv_lens[:single], longest, dtype))
-    for queries, keys, table in zip(query_lens[single:], kv_lens[single:], block_tables[single:], strict=True):
-        tables.append(torch.tensor(table[: -(-keys // block_size)]))
-        masks.append(_chunk_mask(queries, keys, dtype))
-    return AttentionBatch(tuple(query_lens), tuple(kv_lens), tuple(tables), single, longest, tuple(masks))
-
-
-def _single_mask(kv_lens: Sequence[int], longest: int, dtype: torch.dtype) -> Tensor | None:
-    if all(n == longest for n in kv_lens):
-        return None
-    hidden = torch.arange(longest) >= torch.tensor(kv_lens).unsqueeze(1)
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None, None]
-
-
-def _chunk_mask(queries: int, keys: int, dtype: torch.dtype) -> Tensor | None:
-    """None when the chunk is the whole sequence: then the mask is the plain causal one."""
-    if queries == keys:
-        return None
-    last_seen = torch.arange(keys - queries, keys).unsqueeze(1)
-    hidden = torch.arange(keys) > last_seen
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
 def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
@@ -159,26 +137,27 @@ def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) 
     Query head h reads key head h // (Hq // Hkv). Returns [T, Hq, D].
     """
     parts: list[Tensor] = []
-    if batch.num_single:
-        parts.append(_attend_single(q[: batch.num_single], kv, batch, scale))
-    row = batch.num_single
-    shift = 1 if batch.num_single else 0
-    for i in range(batch.num_single, len(batch.query_lens)):
-        place = i - batch.num_single + shift
+    single = batch.num_single
+    if single:
+        parts.append(_attend_single(q[:single], kv, batch, scale))
+    row = single
+    for i, (table, mask) in enumerate(zip(batch.chunk_tables, batch.chunk_masks, strict=True), single):
         rows = q[row : row + batch.query_lens[i]]
         row += batch.query_lens[i]
-        keys = kv.index_select(1, batch.block_tables[place]).flatten(1, 2)[:, : batch.kv_lens[i]]
-        parts.append(_attend_chunk(rows, keys, batch.masks[place], scale))
+        keys = kv.index_select(1, table).flatten(1, 2)[:, : batch.kv_lens[i]]
+        parts.append(_attend_chunk(rows, keys, mask, scale))
+    if not parts:
+        return torch.empty_like(q)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _attend_single(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
     """One query row a sequence; the query heads of one key head take the place of query positions."""
     num, heads, dim = q.shape
-    pages = kv.index_select(1, batch.block_tables[0]).view(2, num, -1, *kv.shape[3:])
+    pages = kv.index_select(1, batch.single_table).view(2, num, -1, *kv.shape[3:])
     keys, values = pages[:, :, : batch.single_kv_len].transpose(2, 3)
     grouped = q.reshape(num, kv.shape[3], -1, dim)
-    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.masks[0], scale=scale)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=batch.single_mask, scale=scale)
     return out.reshape(num, heads, dim)
 
 
@@ -195,6 +174,74 @@ def _attend_chunk(q: Tensor, keys: Tensor, mask: Tensor | None, scale: float) ->
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)
+
+
+def pack(w: Tensor, dtype: torch.dtype | None = None, gated: bool = False) -> PackedMatrix:
+    """Keep matrices `w` [n, k] or [count, n, k] as rows, in `dtype` (see `packing.stored_dtype`)."""
+    stack = w if w.dim() == 3 else w.unsqueeze(0)
+    data, scale = plain(stack, dtype)
+    count, n, k = stack.shape
+    return PackedMatrix("torch", data, scale, count, n, k, data.dtype, gated)
+
+
+def _unpacked(w: PackedMatrix, index: int, dtype: torch.dtype) -> Tensor:
+    rows = w.data[index]
+    return rows.to(dtype) if w.scale is None else (rows.float() * w.scale[index].unsqueeze(1)).to(dtype)
+
+
+def linear(x: Tensor, w: PackedMatrix) -> Tensor:
+    """`x` [T, k] times the transposed matrix; returns [T, n]."""
+    return F.linear(x, _unpacked(w, 0, x.dtype))
+
+
+def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) -> Tensor:
+    """`fused_moe` over packed weights, plus the shared expert's MLP of every row."""
+    out = torch.zeros_like(x)
+    for expert in sorted(set(ids.flatten().tolist()) - {-1}):
+        row, slot = (ids == expert).nonzero(as_tuple=True)
+        hidden = silu_and_mul(F.linear(x[row], _unpacked(experts.w13, expert, x.dtype)))
+        y = F.linear(hidden, _unpacked(experts.w2, expert, x.dtype))
+        out.index_add_(0, row, y * weights[row, slot].to(x.dtype).unsqueeze(1))
+    if experts.shared13 is not None and experts.shared2 is not None:
+        out += linear(silu_and_mul(linear(x, experts.shared13)), experts.shared2)
+    return out
+
+
+def mla_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, latent: int) -> Tensor:
+    """Causal attention in the latent space of DeepSeek's MLA, its projections absorbed into query and output.
+
+    `q` [T, heads, C] and `cache` [blocks, block_size, C]: one key for all heads, whose first `latent` columns are
+    the value as well (the rest is the rotated part). Returns [T, heads, latent].
+    """
+    wide = cache.unsqueeze(2)
+    return paged_attention(q, torch.stack((wide, wide)), batch, scale)[..., :latent].contiguous()
+
+
+def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one token id for each row of `logits` [n, V]; returns [n] int64.
+
+    Temperature 0 takes the largest. Else the distribution is cut to the `top_k` largest (0: all), then to the fewest
+    whose share reaches `top_p` (the first always stays), and walked in the order of token ids to `uniform` [n] in
+    [0, 1) of its mass. Computed in float64.
+    """
+    greedy = logits.argmax(-1)
+    hot = temperature > 0
+    if not hot.any():
+        return greedy
+    wide = logits.double() / torch.where(hot, temperature, torch.ones_like(temperature)).double().unsqueeze(1)
+    probs = wide.softmax(-1)
+    vocab = probs.shape[1]
+    largest, order = torch.sort(probs, stable=True, dim=-1, descending=True)
+    wanted = torch.where(top_k > 0, top_k, vocab).unsqueeze(1)
+    largest = largest.masked_fill(torch.arange(vocab) >= wanted, 0.0)
+    before = largest.cumsum(-1) - largest
+    enough = (before >= top_p.double().unsqueeze(1) * largest.sum(-1, keepdim=True)) & (top_p < 1).unsqueeze(1)
+    enough[:, 0] = False
+    cut = torch.empty_like(probs).scatter_(-1, order, largest.masked_fill(enough, 0.0))
+    total = cut.cumsum(-1)
+    picks = torch.searchsorted(total, uniform.double().unsqueeze(1) * total[:, -1:], right=True)
+    last = (cut > 0).long().mul_(torch.arange(1, vocab + 1)).argmax(-1, keepdim=True)
+    return torch.where(hot, torch.minimum(picks, last)[:, 0], greedy)
 
 
 def kv_write(kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -184,7 +184,7 @@ def test_every_op_has_a_definition_and_a_backend() -> None:
     for op in ops.OPS:
         assert getattr(reference, op)
         assert getattr(api, op)
-        assert all(ops.backend_of(op, device) for device in ops.BACKENDS)
+        assert all(ops.backend_of(op, device) for device in ops.DEVICES)
 
 
 def test_a_device_without_backend_is_refused() -> None:

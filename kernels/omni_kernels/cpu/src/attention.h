@@ -29,7 +29,7 @@ struct AttendScratch {
         q = c.take<float>(vectors * dim);
         s = c.take<float>(vectors * KEYS);
         kt = c.take<float>((dim + W) * KEYS);
-        row = c.take<float>(W * (dim + W));
+        row = c.take<float>(KEYS * (dim + W));
         v = c.take<float>(KEYS * (value_dim + W));
         o = c.take<float>(vectors * (value_dim + W));
         most = c.take<float>(vectors);
@@ -37,54 +37,93 @@ struct AttendScratch {
     }
 };
 
-// Keys [base, base + n) transposed to kt [dim][KEYS]; values to v [n][padded].
-INLINE void load_tile(const Attend& a, const int64_t* table, int64_t head, int64_t base, int64_t n, AttendScratch& s) {
+// Where the tile's keys and values lie: [base, base + n) of a sequence, then the zeros for the rest.
+struct TileRows {
+    const char* key[KEYS];
+    const char* value[KEYS];
+};
+
+INLINE void find_rows(const Attend& a, const int64_t* table, int64_t head, int64_t base, int64_t n, TileRows& rows) {
     const omni_cache& c = *a.cache;
-    const int64_t dim = c.dim, padded = (c.value_dim + W - 1) / W * W, bytes = c.dtype == OMNI_BF16 ? 2 : 4;
-    const int64_t wide = (dim + W - 1) / W * W;
-    for (int64_t j0 = 0; j0 < KEYS; j0 += W) {
-        if (j0 >= n) {
-            for (int64_t d = 0; d < wide; d++) store(s.kt + d * KEYS + j0, vf{});
-            continue;
-        }
-        for (int64_t j = 0; j < W; j++) {
-            float* row = s.row + j * wide;
-            if (j0 + j >= n) {
-                for (int64_t d = 0; d < wide; d++) row[d] = 0.0f;
-                continue;
-            }
-            const int64_t key = base + j0 + j;
-            const int64_t token = table[key / c.block_size] * c.block_size + key % c.block_size;
-            const int64_t at = (token * c.row_stride + head * c.head_stride) * bytes;
-            widen(static_cast<const char*>(c.keys) + at, c.dtype, dim, row);
-            for (int64_t d = dim; d < wide; d++) row[d] = 0.0f;
-            float* value = s.v + (j0 + j) * padded;
-            widen(static_cast<const char*>(c.values) + at, c.dtype, c.value_dim, value);
-            for (int64_t d = c.value_dim; d < padded; d++) value[d] = 0.0f;
-        }
-        for (int64_t d = 0; d < wide; d += W) {
-            vf square[W];
-            for (int j = 0; j < W; j++) square[j] = load(s.row + j * wide + d);
-            transpose(square);
-            for (int j = 0; j < W; j++) store(s.kt + (d + j) * KEYS + j0, square[j]);
-        }
+    const int64_t bytes = c.dtype == OMNI_BF16 ? 2 : 4;
+    for (int64_t j = 0; j < n; j++) {
+        const int64_t key = base + j;
+        const int64_t token = table[key / c.block_size] * c.block_size + key % c.block_size;
+        const int64_t at = (token * c.row_stride + head * c.head_stride) * bytes;
+        rows.key[j] = static_cast<const char*>(c.keys) + at;
+        rows.value[j] = static_cast<const char*>(c.values) + at;
     }
+}
+
+// Rows of whole vectors, as float32, padded with zeros, in `room`; the pointers then name those.
+INLINE void copy_rows(const char** row, int64_t n, int64_t width, int64_t padded, int dtype, float* room) {
+    for (int64_t j = 0; j < n; j++) {
+        float* out = room + j * padded;
+        for (int64_t d = 0; d < width; d++) out[d] = get(row[j], dtype, d);
+        for (int64_t d = width; d < padded; d++) out[d] = 0.0f;
+        row[j] = reinterpret_cast<const char*>(out);
+    }
+}
+
+template <int DT>
+INLINE void widen_rows(const char** row, int64_t n, int64_t width, float* room) {
+    for (int64_t j = 0; j < n; j++) {
+        float* out = room + j * width;
+        for (int64_t d = 0; d < width; d += W)
+            store(out + d, load_as<DT>(row[j] + d * (DT == OMNI_BF16 ? 2 : 4)));
+        row[j] = reinterpret_cast<const char*>(out);
+    }
+}
+
+// kt [padded][KEYS] of whole-vector rows; keys past n are zero.
+template <int DT>
+INLINE void transpose_keys(const char* const* key, int64_t n, int64_t padded, float* kt) {
+    for (int64_t j0 = 0; j0 < KEYS; j0 += W)
+        for (int64_t d = 0; d < padded; d += W) {
+            vf square[W];
+            if (j0 + W <= n) {
+                unroll<W>(EACH { square[i] = load_as<DT>(key[j0 + i] + d * (DT == OMNI_BF16 ? 2 : 4)); });
+            } else {
+                for (int j = 0; j < W; j++)
+                    square[j] = j0 + j < n ? load_as<DT>(key[j0 + j] + d * (DT == OMNI_BF16 ? 2 : 4)) : vf{};
+            }
+            if (j0 < n) transpose(square);
+            unroll<W>(EACH { store(kt + (d + i) * KEYS + j0, square[i]); });
+        }
+}
+
+// Keys [base, base + n) transposed to kt [dim][KEYS]; `rows.value` names float32 rows, padded to whole vectors.
+INLINE void load_tile(const Attend& a, const int64_t* table, int64_t head, int64_t base, int64_t n, AttendScratch& s,
+                      TileRows& rows) {
+    const omni_cache& c = *a.cache;
+    const int64_t wide = (c.dim + W - 1) / W * W, padded = (c.value_dim + W - 1) / W * W;
+    find_rows(a, table, head, base, n, rows);
+    if (wide != c.dim) {
+        copy_rows(rows.key, n, c.dim, wide, c.dtype, s.row);
+        transpose_keys<OMNI_F32>(rows.key, n, wide, s.kt);
+    } else if (c.dtype == OMNI_BF16) {
+        transpose_keys<OMNI_BF16>(rows.key, n, wide, s.kt);
+    } else {
+        transpose_keys<OMNI_F32>(rows.key, n, wide, s.kt);
+    }
+    if (padded != c.value_dim) copy_rows(rows.value, n, c.value_dim, padded, c.dtype, s.v);
+    else if (c.dtype == OMNI_BF16) widen_rows<OMNI_BF16>(rows.value, n, padded, s.v);
 }
 
 // s[m][KEYS] = q[m][dim] . kt, M rows at a time, two vectors of keys at a time.
 template <int M>
 INLINE void scores(const float* q, const float* kt, int64_t dim, float* s) {
     for (int64_t j = 0; j < KEYS; j += 2 * W) {
-        vf acc[M][2] = {};
+        vf acc[2 * M] = {};
         for (int64_t d = 0; d < dim; d++) {
-            vf k0 = load(kt + d * KEYS + j), k1 = load(kt + d * KEYS + j + W);
-            for (int m = 0; m < M; m++) {
-                vf x = splat(q[m * dim + d]);
-                acc[m][0] = x * k0 + acc[m][0];
-                acc[m][1] = x * k1 + acc[m][1];
-            }
+            const vf k0 = load(kt + d * KEYS + j), k1 = load(kt + d * KEYS + j + W);
+            unroll<M>(EACH {
+                const vf x = splat(q[i * dim + d]);
+                acc[2 * i] = x * k0 + acc[2 * i];
+                acc[2 * i + 1] = x * k1 + acc[2 * i + 1];
+            });
         }
-        for (int m = 0; m < M; m++) store(s + m * KEYS + j, acc[m][0]), store(s + m * KEYS + j + W, acc[m][1]);
+        unroll<2 * M>(EACH { store(s + i / 2 * KEYS + j + i % 2 * W, acc[i]); });
     }
 }
 
@@ -109,17 +148,17 @@ INLINE float soften(float* s, int64_t seen, float& most, float& sum) {
     return keep;
 }
 
-// o[m][padded] = o * keep[m] + p[m][n] . v[n][padded]
+// o[m][padded] = o * keep[m] + p[m][n] . rows v[n], float32
 template <int M>
-INLINE void gather_values(const float* p, const float* v, const float* keep, int64_t n, int64_t padded, float* o) {
+INLINE void gather_values(const float* p, const char* const* v, const float* keep, int64_t n, int64_t padded, float* o) {
     for (int64_t d = 0; d < padded; d += W) {
         vf acc[M];
-        for (int m = 0; m < M; m++) acc[m] = load(o + m * padded + d) * splat(keep[m]);
+        unroll<M>(EACH { acc[i] = load(o + i * padded + d) * splat(keep[i]); });
         for (int64_t j = 0; j < n; j++) {
-            vf x = load(v + j * padded + d);
-            for (int m = 0; m < M; m++) acc[m] = splat(p[m * KEYS + j]) * x + acc[m];
+            const vf x = load(reinterpret_cast<const float*>(v[j]) + d);
+            unroll<M>(EACH { acc[i] = splat(p[i * KEYS + j]) * x + acc[i]; });
         }
-        for (int m = 0; m < M; m++) store(o + m * padded + d, acc[m]);
+        unroll<M>(EACH { store(o + i * padded + d, acc[i]); });
     }
 }
 
@@ -130,6 +169,7 @@ static void attend_block(const Attend& a, int64_t s, int64_t r0, int64_t rows, i
     const int64_t vectors = rows * group, first = a.ragged->query_start[s];
     const int64_t seen0 = a.ragged->kv_lens[s] - (a.ragged->query_start[s + 1] - first) + (r0 - first) + 1;
     const int64_t* table = a.ragged->tables + a.ragged->table_start[s];
+    TileRows tile_rows;
     for (int64_t m = 0; m < vectors; m++) {
         const float* q = a.q + (r0 + m / group) * a.q_stride + (head * group + m % group) * dim;
         for (int64_t d = 0; d < dim; d++) t.q[m * dim + d] = q[d] * a.scale;
@@ -139,7 +179,7 @@ static void attend_block(const Attend& a, int64_t s, int64_t r0, int64_t rows, i
     }
     for (int64_t base = 0; base < seen0 + rows - 1; base += KEYS) {
         const int64_t n = min64(KEYS, seen0 + rows - 1 - base);
-        load_tile(a, table, head, base, n, t);
+        load_tile(a, table, head, base, n, t, tile_rows);
         for (int64_t m = 0; m < vectors;) {
             const int step = vectors - m >= 4 ? 4 : 1;
             float* sc = t.s + m * KEYS;
@@ -154,8 +194,8 @@ static void attend_block(const Attend& a, int64_t s, int64_t r0, int64_t rows, i
                 else
                     keep[i] = soften(sc + i * KEYS, min64(seen, KEYS), t.most[m + i], t.sum[m + i]);
             }
-            if (step == 4) gather_values<4>(sc, t.v, keep, n, padded, t.o + m * padded);
-            else gather_values<1>(sc, t.v, keep, n, padded, t.o + m * padded);
+            if (step == 4) gather_values<4>(sc, tile_rows.value, keep, n, padded, t.o + m * padded);
+            else gather_values<1>(sc, tile_rows.value, keep, n, padded, t.o + m * padded);
             m += step;
         }
     }

@@ -5,7 +5,7 @@
 // Every output is one chain of multiply-adds over ascending k, whatever the tile: a row's result does not depend
 // on the rows beside it, nor on the number of threads.
 #if OMNI_LANES == 16
-constexpr int MR_MAX = 12;
+constexpr int MR_MAX = 14;
 constexpr int K_BLOCK = 256;
 constexpr int panels_of(int mr) { return mr <= 2 ? 8 : mr <= 5 ? 4 : 2; }
 #elif OMNI_LANES == 8
@@ -19,7 +19,7 @@ constexpr int panels_of(int mr) { return mr == 1 ? 2 : 1; }
 #endif
 constexpr int STEP = 8;           // panels whose results lie in the scratch at once
 constexpr int CHUNK_ROWS = 96;    // rows of one expert that are packed together
-constexpr int64_t PREFETCH = 1024;
+constexpr int64_t PREFETCH = 2048;
 
 INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
 INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
@@ -27,7 +27,7 @@ INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
 INLINE int64_t panel_bytes(int64_t k, int dtype) { return even(k) * 16 * element_bytes(dtype); }
 
-// Sizes of the row blocks: as even as possible, 32 rows are 11 + 11 + 10.
+// Sizes of the row blocks: as even as possible, 30 rows in blocks of at most 14 are 10 + 10 + 10.
 struct Blocks {
     int64_t rows, count;
     explicit Blocks(int64_t rows) : rows(rows), count((rows + MR_MAX - 1) / MR_MAX) {}
@@ -61,28 +61,25 @@ static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t
                  float* __restrict c, int64_t ldc, bool first) {
     constexpr int N = NP * VP;
     constexpr int64_t PAIR = 32 * (DT == OMNI_F32 ? 4 : DT == OMNI_BF16 ? 2 : 1);
-    vf acc[MR][N];
-    for (int r = 0; r < MR; r++)
-        for (int j = 0; j < N; j++) acc[r][j] = first ? vf{} : load(c + r * ldc + j * W);
+    vf acc[MR * N];
+    unroll<MR * N>(EACH { acc[i] = first ? vf{} : load(c + i / N * ldc + i % N * W); });
     for (int64_t pair = 0; pair < k; pair += 2) {
-        if (DT != OMNI_I8 || (pair & 2) == 0)
-            for (int p = 0; p < NP; p++) __builtin_prefetch(b + p * stride + PREFETCH);
-        for (int half = 0; half < 2; half++) {
+        if (DT != OMNI_I8 || (pair & 2) == 0) unroll<NP>(EACH { __builtin_prefetch(b + i * stride + PREFETCH); });
+        unroll<2>([&](auto half) __attribute__((always_inline)) {
             vf w[N];
-            for (int j = 0; j < N; j++) w[j] = panel_load<DT>(b + (j / VP) * stride, half, j % VP);
-            for (int r = 0; r < MR; r++) {
-                vf x = splat(a[half * MR + r]);
-                for (int j = 0; j < N; j++) acc[r][j] = x * w[j] + acc[r][j];
-            }
+            unroll<N>(EACH { w[i] = panel_load<DT>(b + i / VP * stride, half, i % VP); });
+            unroll<MR>([&](auto r) __attribute__((always_inline)) {
+                const vf x = splat(a[half * MR + r]);
+                unroll<N>(EACH { acc[r * N + i] = x * w[i] + acc[r * N + i]; });
+            });
 #if OMNI_LANES == 8
             __asm__ volatile("" ::: "memory");  // reload the second half: registers are short
 #endif
-        }
+        });
         a += 2 * MR;
         b += PAIR;
     }
-    for (int r = 0; r < MR; r++)
-        for (int j = 0; j < N; j++) store(c + r * ldc + j * W, acc[r][j]);
+    unroll<MR * N>(EACH { store(c + i / N * ldc + i % N * W, acc[i]); });
 }
 
 typedef void (*Tile)(const float*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool);
@@ -90,19 +87,19 @@ struct Tiles {
     Tile wide[3][MR_MAX + 1], single[3][MR_MAX + 1];
 };
 template <int DT, int MR>
-static void fill_tiles(Tiles& t) {
+static constexpr void fill_tiles(Tiles& t) {
     t.wide[DT][MR] = tile<DT, MR, panels_of(MR)>;
     t.single[DT][MR] = tile<DT, MR, 1>;
     if constexpr (MR > 1) fill_tiles<DT, MR - 1>(t);
 }
-static Tiles make_tiles() {
+static constexpr Tiles make_tiles() {
     Tiles t{};
     fill_tiles<OMNI_F32, MR_MAX>(t);
     fill_tiles<OMNI_BF16, MR_MAX>(t);
     fill_tiles<OMNI_I8, MR_MAX>(t);
     return t;
 }
-static const Tiles TILES = make_tiles();
+static constexpr Tiles TILES = make_tiles();
 
 // Rows -> blocks [k][MR]. `row(i)` points at row i's k floats.
 template <class Row>

@@ -126,7 +126,7 @@ INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* 
 }
 
 static void moe_up(Team& team, const Moe& m) {
-    const int64_t k = m.experts->w13.data ? m.experts->w13.k : m.experts->shared13.k;
+    const int64_t k = m.experts->w13.k;
     Scratch scratch = Scratch::get(k);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     int64_t most = 0;
@@ -147,31 +147,36 @@ static void moe_up(Team& team, const Moe& m) {
     }
 }
 
+// out += share * y for the `count` panels from `p` on.
+INLINE void add_shares(const Moe& m, const Chunk& c, int64_t h, int64_t p, int64_t count, const float* y) {
+    const int64_t first = p * 16, n = min64(count * 16, h - first);
+    for (int64_t r = 0; r < c.rows; r++) {
+        float* out = m.out + m.source[c.row + r] * h + first;
+        const float share = m.share[c.row + r];
+        int64_t j = 0;
+        for (; j + W <= n; j += W) store(out + j, load(y + r * LDC + j) * splat(share) + load(out + j));
+        for (; j < n; j++) out[j] = y[r * LDC + j] * share + out[j];
+    }
+}
+
+// Panels a task of the down projection takes: all for few rows, else so many that the sums stay in L2.
+INLINE int64_t down_size(int64_t h, int64_t slots, int team) {
+    if (team == 1) return slots <= 64 ? panels(h) : 32;
+    const int64_t size = (panels(h) + 4 * team - 1) / (4 * team);
+    return size > 32 ? 32 : size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
+}
+
 static void moe_down(Team& team, const Moe& m) {
-    const int64_t h = m.experts->w2.data ? m.experts->w2.n : m.experts->shared2.n;
+    const int64_t h = m.experts->w2.n;
     Scratch scratch = Scratch::get(0);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
-    const int64_t wanted = 4 * team.size();
-    int64_t size = team.size() == 1 ? 32 : (panels(h) + wanted - 1) / wanted;
-    size = size > 32 ? 32 : size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
-    if (m.rows * m.top_k <= 64 && team.size() == 1) size = panels(h);
-    const int64_t groups = (panels(h) + size - 1) / size;
+    const int64_t size = down_size(h, m.rows * m.top_k, team.size()), groups = (panels(h) + size - 1) / size;
     for (int64_t task; (task = team.next(groups)) >= 0;) {
         const int64_t p0 = task * size, p1 = min64(p0 + size, panels(h));
         for (int64_t i = 0; i < m.chunks; i++) {
             const Chunk& c = m.chunk[i];
             multiply(m.hidden + c.hidden_at, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, scratch.c,
-                     [&](int64_t p, int64_t count, const float* y) {
-                         const int64_t first = p * 16, n = min64(count * 16, h - first);
-                         for (int64_t r = 0; r < c.rows; r++) {
-                             float* out = m.out + m.source[c.row + r] * h + first;
-                             const float share = m.share[c.row + r];
-                             int64_t j = 0;
-                             for (; j + W <= n; j += W)
-                                 store(out + j, load(y + r * LDC + j) * splat(share) + load(out + j));
-                             for (; j < n; j++) out[j] = y[r * LDC + j] * share + out[j];
-                         }
-                     });
+                     [&](int64_t p, int64_t count, const float* y) { add_shares(m, c, h, p, count, y); });
         }
     }
 }

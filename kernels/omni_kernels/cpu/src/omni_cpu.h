@@ -3,6 +3,8 @@
 #pragma once
 #include <stdint.h>
 
+#define OMNI_API __attribute__((visibility("default")))
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -14,7 +16,7 @@ enum omni_status {
     OMNI_NO_MEMORY = 1,
     OMNI_BAD_EXPERT = 2,  // an expert id outside -1..E-1
     OMNI_BAD_TOKEN = 3,   // a token id outside 0..vocab-1
-    OMNI_BAD_SLOT = 4,    // a slot outside the cache (negative slots are skipped)
+    OMNI_BAD_SLOT = 4,    // a slot outside the cache (a step skips negative ones)
     OMNI_BAD_BLOCK = 5,   // a block id outside the cache
     OMNI_BAD_ROW = 6,     // a logit row or a position outside its range
 };
@@ -97,42 +99,41 @@ typedef struct {
     float* logits;              // [logit_rows, vocab]
 } omni_step_args;
 
-int32_t omni_version(void);
-const char* omni_source_hash(void);
-int32_t omni_isa_count(void);
-const char* omni_isa_name(int32_t index);
-int32_t omni_isa_usable(int32_t index);
-int32_t omni_isa_current(void);
-int32_t omni_isa_select(int32_t index);  // 0: done; 1: this machine cannot run it
-int32_t omni_has_amx(void);
-int32_t omni_use_amx(int32_t on);        // returns whether AMX is used from now on
+OMNI_API int32_t omni_version(void);
+OMNI_API const char* omni_source_hash(void);
+OMNI_API int32_t omni_isa_count(void);
+OMNI_API const char* omni_isa_name(int32_t index);
+OMNI_API int32_t omni_isa_usable(int32_t index);
+OMNI_API int32_t omni_isa_current(void);
+OMNI_API int32_t omni_isa_select(int32_t index);  // 0: done; 1: this machine cannot run it
+OMNI_API int32_t omni_use_amx(int32_t on);  // for bfloat16 rows; returns whether it is used from now on
 
-int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated);
-void omni_pack(const void* src, int64_t n, int64_t k, int32_t dtype, int32_t gated, void* dst);
+OMNI_API int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated);
+OMNI_API void omni_pack(const void* src, int64_t n, int64_t k, int32_t dtype, int32_t gated, void* dst);
 
-int32_t omni_linear(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out, int32_t out_dtype,
+OMNI_API int32_t omni_linear(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out, int32_t out_dtype,
                     int32_t threads);
-int32_t omni_route(const float* logits, int64_t rows, const omni_routing* routing, int64_t* ids, float* weights,
+OMNI_API int32_t omni_route(const float* logits, int64_t rows, const omni_routing* routing, int64_t* ids, float* weights,
                    int64_t* counts, int32_t threads);
-int32_t omni_fused_moe(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
+OMNI_API int32_t omni_fused_moe(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
                        const float* weights, int64_t top_k, void* out, int32_t threads);
-int32_t omni_rms_norm(const void* x, const void* residual, const void* weight, int64_t rows, int64_t width,
+OMNI_API int32_t omni_rms_norm(const void* x, const void* residual, const void* weight, int64_t rows, int64_t width,
                       int64_t weight_rows, float eps, int32_t dtype, void* out, void* total, int32_t threads);
-int32_t omni_rope(const void* x, const void* cos, const void* sin, int64_t rows, int64_t heads, int64_t dim,
+OMNI_API int32_t omni_rope(const void* x, const void* cos, const void* sin, int64_t rows, int64_t heads, int64_t dim,
                   int64_t row_stride, int32_t dtype, void* out, int32_t threads);
-int32_t omni_silu_and_mul(const void* x, int64_t rows, int64_t width, int32_t dtype, void* out, int32_t threads);
-int32_t omni_attention(const void* q, int32_t dtype, int64_t q_heads, int64_t q_row_stride, const omni_ragged* ragged,
+OMNI_API int32_t omni_silu_and_mul(const void* x, int64_t rows, int64_t width, int32_t dtype, void* out, int32_t threads);
+OMNI_API int32_t omni_attention(const void* q, int32_t dtype, int64_t q_heads, int64_t q_row_stride, const omni_ragged* ragged,
                        const omni_cache* cache, float scale, void* out, int32_t threads);
-int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
+OMNI_API int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
                       int64_t k_row_stride, int64_t v_row_stride);
-int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t block_bytes, const int64_t* ids, int64_t n,
+OMNI_API int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t block_bytes, const int64_t* ids, int64_t n,
                      uint8_t* data, int32_t to_cache);
-int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int64_t* top_k,
+OMNI_API int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int64_t* top_k,
                     const float* top_p, const double* uniform, int64_t* tokens);
-int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
+OMNI_API int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
 
-double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
-double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done
+OMNI_API double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
+OMNI_API double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,20 @@ constexpr int VP = 16 / W;  // vectors a panel
 
 #define INLINE static inline __attribute__((always_inline))
 
+// f(Int<0>), f(Int<1>), ...: unrolled while arrays can still become registers, which loops are not.
+template <int I>
+struct Int {
+    constexpr operator int() const { return I; }
+};
+template <int N, int I = 0, class F>
+INLINE void unroll(const F& f) {
+    if constexpr (I < N) {
+        f(Int<I>{});
+        unroll<N, I + 1>(f);
+    }
+}
+#define EACH [&](auto i) __attribute__((always_inline))
+
 INLINE vf splat(float x) { return x - vf{}; }
 INLINE vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
 INLINE void store(float* p, vf v) { *reinterpret_cast<vf_any*>(p) = v; }
@@ -32,6 +46,23 @@ INLINE uint16_t to_bf16(float x) {
 }
 INLINE float get(const void* p, int dtype, int64_t i) {
     return dtype == OMNI_BF16 ? from_bf16(static_cast<const uint16_t*>(p)[i]) : static_cast<const float*>(p)[i];
+}
+// W consecutive values of a cache or a row.
+template <int DT>
+INLINE vf load_as(const void* p) {
+    if constexpr (DT == OMNI_F32) return load(static_cast<const float*>(p));
+#if OMNI_LANES == 16
+    const __m256i half = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#elif OMNI_LANES == 8
+    const __m128i half = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+#else
+    const uint16_t* half = static_cast<const uint16_t*>(p);
+    vu bits;
+    for (int i = 0; i < W; i++) bits[i] = uint32_t(half[i]) << 16;
+    return (vf)bits;
+#endif
 }
 static void widen(const void* src, int dtype, int64_t n, float* dst) {
     if (dtype == OMNI_F32) {
@@ -90,8 +121,6 @@ INLINE vf vexp(vf x) {
 INLINE vf silu(vf x) { return x / (splat(1.0f) + vexp(-x)); }
 
 // W rows of W floats -> transposed, by log2(W) rounds of interleaving halves.
-template <int N>
-struct Zip {};
 INLINE void zip(vf a, vf b, vf& low, vf& high) {
 #if OMNI_LANES == 16
     const vi first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
@@ -105,9 +134,10 @@ INLINE void zip(vf a, vf b, vf& low, vf& high) {
     high = __builtin_shuffle(a, b, second);
 }
 INLINE void transpose(vf (&row)[W]) {
-    for (int round = 1; round < W; round *= 2) {
+    constexpr int ROUNDS = W == 16 ? 4 : W == 8 ? 3 : 2;
+    unroll<ROUNDS>([&](auto) __attribute__((always_inline)) {
         vf next[W];
-        for (int i = 0; i < W / 2; i++) zip(row[i], row[i + W / 2], next[2 * i], next[2 * i + 1]);
-        for (int i = 0; i < W; i++) row[i] = next[i];
-    }
+        unroll<W / 2>(EACH { zip(row[i], row[i + W / 2], next[2 * i], next[2 * i + 1]); });
+        unroll<W>(EACH { row[i] = next[i]; });
+    });
 }

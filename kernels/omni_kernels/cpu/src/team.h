@@ -12,6 +12,8 @@ struct Team {
         std::atomic<int> generation{0};
         std::atomic<int64_t> ticket[2];
         std::atomic<int> status{0};
+        void* note = nullptr;  // what one member leaves for the others
+        int agreed = 0;  // the status at the last barrier: the same for all members
     };
     Shared* shared;
     int rank;
@@ -19,22 +21,24 @@ struct Team {
 
     int size() const { return shared->size; }
     void fail(int status) { shared->status.store(status, std::memory_order_relaxed); }
-    bool failed() const { return shared->status.load(std::memory_order_relaxed) != 0; }
     // The next task number of this phase below `count`, or -1. With one thread: 0, 1, 2, ...
     int64_t next(int64_t count) {
         int64_t got = shared->ticket[phase & 1].fetch_add(1, std::memory_order_relaxed);
         return got < count ? got : -1;
     }
-    void sync();
+    bool sync();  // waits for all; false if one of them has failed
 };
 
 typedef void (*TeamBody)(Team& team, void* context);
-int run_team(int threads, TeamBody body, void* context);  // returns the status
+int run_team(int threads, TeamBody body, void* context, void* note = nullptr);  // returns the status
 
 // Memory of the calling thread, grown when needed and kept for the next call. Null when there is none left.
 void* call_memory(int64_t bytes);
 // Likewise, for what one member of a team needs for itself.
 void* member_memory(int64_t bytes);
+
+// Whether AMX is there, allowed by the system and not switched off.
+bool amx_ready();
 
 // Deals pieces of one block of memory. First pass with base null counts the bytes.
 struct Carver {

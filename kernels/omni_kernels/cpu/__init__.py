@@ -1,0 +1,1 @@
+"""The compiled CPU backend: C++ behind a plain C interface, reached through ctypes."""

@@ -1,0 +1,132 @@
+"""`Decoder` on the compiled library: weights packed at construction, one foreign call a step."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from omni_kernels.cpu.library import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
+from omni_kernels.cpu.ops import DTYPES, CpuOps, matrix, ragged
+from omni_kernels.decoder import DecoderLayer, DecoderWeights
+from omni_kernels.ragged import AttentionBatch
+
+
+class CpuDecoder:
+    """A decoder's packed weights and the structures that point to them."""
+
+    def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, dtype: torch.dtype | None = None) -> None:
+        self._library = library
+        self._ops = CpuOps(library)
+        self._dtype = dtype
+        self._kept: list[Tensor] = []  # memory that the structures point to
+        self._layers = (Layer * len(weights.layers))(*map(self._layer, weights.layers))
+        vocab, hidden = weights.embedding.shape
+        self._experts = max((layer.gate.shape[0] for layer in weights.layers if layer.gate is not None), default=0)
+        self._model = Model(
+            layers=len(weights.layers),
+            hidden=hidden,
+            heads=weights.heads,
+            kv_heads=weights.kv_heads,
+            dim=weights.cos.shape[1],
+            vocab=vocab,
+            table_len=weights.cos.shape[0],
+            eps=weights.eps,
+            embedding_dtype=DTYPES[weights.embedding.dtype],
+            embedding=self._keep(weights.embedding),
+            cos=self._floats(weights.cos),
+            sin=self._floats(weights.sin),
+            norm=self._floats(weights.norm),
+            head=self._matrix(weights.head),
+            layer=self._layers,
+        )
+
+    def step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        kv: Tensor,
+        expert_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """See `Decoder.step`."""
+        rows = batch.rows
+        named = {"tokens": tokens, "positions": positions, "slots": slots, "logit_rows": logit_rows}
+        for name, value in named.items():
+            good = value.dtype == torch.int64 and value.is_contiguous() and value.device.type == "cpu"
+            if not good or value.dim() != 1 or (name != "logit_rows" and value.shape[0] != rows):
+                raise ValueError(f"step: {name} must be [{rows}] int64, got {value.dtype} {tuple(value.shape)}")
+        self._check_cache(kv, batch)
+        if expert_tokens is not None:
+            self._check_counts(expert_tokens)
+        logits = torch.empty((logit_rows.shape[0], self._model.vocab))
+        _, _, blocks, size, heads, dim = kv.shape
+        plane = blocks * size * heads * dim * kv.element_size()
+        keys = kv.data_ptr()
+        args = StepArgs(
+            rows,
+            logit_rows.shape[0],
+            tokens.data_ptr(),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            logit_rows.data_ptr(),
+            ragged(batch),
+            Cache(keys, keys + plane, blocks, size, heads, dim, dim, heads * dim, dim, DTYPES[kv.dtype]),
+            2 * plane,
+            None if expert_tokens is None else expert_tokens.data_ptr(),
+            logits.data_ptr(),
+        )
+        check(self._library.omni_step(self._model, args, torch.get_num_threads()), "step")
+        return logits
+
+    def _check_cache(self, kv: Tensor, batch: AttentionBatch) -> None:
+        model = self._model
+        want = (model.layers, 2, batch.block_size, model.kv_heads, model.dim)
+        got = (*kv.shape[:2], *kv.shape[3:])
+        usable = kv.dtype in (torch.float32, torch.bfloat16) and kv.is_contiguous() and kv.device.type == "cpu"
+        if got != want or not usable:
+            raise ValueError(
+                f"step: kv must be contiguous [{model.layers}, 2, blocks, {batch.block_size}, {model.kv_heads},"
+                f" {model.dim}] float32 or bfloat16, got {kv.dtype} {tuple(kv.shape)}"
+            )
+
+    def _check_counts(self, counts: Tensor) -> None:
+        want = (self._model.layers, self._experts)
+        if counts.shape != want or counts.dtype != torch.int64 or not counts.is_contiguous():
+            raise ValueError(f"step: expert_tokens must be {want} int64, got {counts.dtype} {tuple(counts.shape)}")
+
+    def _layer(self, layer: DecoderLayer) -> Layer:
+        gated = layer.gate is not None
+        w13, w2 = (layer.w13, layer.w2) if gated else (layer.w13.unsqueeze(0), layer.w2.unsqueeze(0))
+        # A router decides; what int8 saves there is nothing.
+        gate = Matrix() if layer.gate is None else self._matrix(layer.gate, exact=True)
+        count = w13.shape[0]
+        return Layer(
+            self._floats(layer.attention_norm),
+            None if layer.qk_norm is None else self._floats(layer.qk_norm),
+            self._floats(layer.mlp_norm),
+            self._matrix(layer.qkv),
+            self._matrix(layer.out),
+            gate,
+            Experts(self._matrix(w13, gated=True), self._matrix(w2), Matrix(), Matrix(), count),
+            Routing(count, layer.top_k, 1, 1, 0, layer.renormalise, 0, 1.0, None),
+        )
+
+    def _matrix(self, w: Tensor, *, gated: bool = False, exact: bool = False) -> Matrix:
+        dtype = None if exact and self._dtype == torch.int8 else self._dtype
+        packed = self._ops.pack(w, dtype, gated)
+        self._kept.append(packed.data)
+        if packed.scale is not None:
+            self._kept.append(packed.scale)
+        return matrix(packed)
+
+    def _floats(self, x: Tensor) -> int:
+        return self._keep(x.detach().float())
+
+    def _keep(self, x: Tensor) -> int:
+        x = x.detach().contiguous()
+        self._kept.append(x)
+        return x.data_ptr()

@@ -1,0 +1,327 @@
+// The C interface: picks the instruction set, runs teams, packs, copies and samples. Compiled for the baseline.
+#include "omni_cpu.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "table.h"
+#include "team.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+#if defined(__unix__)
+#include <sched.h>
+#endif
+
+#ifndef OMNI_SOURCE_HASH
+#define OMNI_SOURCE_HASH "unknown"
+#endif
+
+namespace {
+
+// ---- memory ----
+struct Block {
+    void* data = nullptr;
+    int64_t bytes = 0;
+    ~Block() { free(data); }
+    void* at_least(int64_t wanted) {
+        if (wanted <= bytes) return data;
+        wanted = (wanted + wanted / 4 + 4095) & ~int64_t(4095);
+        void* fresh = nullptr;
+        if (posix_memalign(&fresh, 64, size_t(wanted))) return nullptr;
+        free(data);
+        data = fresh;
+        bytes = wanted;
+        return data;
+    }
+};
+thread_local Block call_block, member_block;
+
+// ---- instruction sets ----
+struct Isa {
+    const char* name;
+    const Ops* ops;
+    bool (*usable)();
+};
+const Isa ISAS[] = {
+#if defined(__x86_64__)
+    {"avx512", &omni_avx512::OPS,
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+     }},
+    {"avx2", &omni_avx2::OPS, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {"plain", &omni_plain::OPS, [] { return true; }},
+#else
+    {"neon", &omni_plain::OPS, [] { return true; }},
+#endif
+};
+constexpr int ISA_COUNT = sizeof(ISAS) / sizeof(ISAS[0]);
+
+int best_isa() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#endif
+    for (int i = 0; i < ISA_COUNT; i++)
+        if (ISAS[i].usable()) return i;
+    return ISA_COUNT - 1;
+}
+std::atomic<int> current{best_isa()};
+const Ops& ops() { return *ISAS[current.load(std::memory_order_relaxed)].ops; }
+
+// AMX needs the CPU's bits, the system's saving of tile registers, and Linux's permission for this process.
+bool detect_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;
+    uint32_t low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low >> 17 & 3) != 3) return false;
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+std::atomic<bool> amx_on{detect_amx()};
+
+void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
+int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
+
+// Row of the source that output `column` of panel `panel` comes from, or -1 for padding.
+int64_t source_row(int64_t panel, int64_t column, int64_t n, bool gated) {
+    if (!gated) {
+        const int64_t row = panel * 16 + column;
+        return row < n ? row : -1;
+    }
+    const int64_t half = n / 2, row = panel / 2 * 16 + column;
+    return row >= half ? -1 : panel % 2 ? half + row : row;
+}
+
+template <class T>
+void pack_panel(const T* src, int64_t n, int64_t k, bool gated, bool pairs, int64_t panel, T* dst) {
+    for (int64_t column = 0; column < 16; column++) {
+        const int64_t row = source_row(panel, column, n, gated);
+        for (int64_t i = 0; i < even(k); i++) {
+            const T value = row < 0 || i >= k ? T(0) : src[row * k + i];
+            dst[pairs ? i / 2 * 32 + column * 2 + i % 2 : i * 16 + column] = value;
+        }
+    }
+}
+
+int64_t panel_count(int64_t n, bool gated) { return gated ? 2 * ((n / 2 + 15) / 16) : (n + 15) / 16; }
+
+}  // namespace
+
+bool Team::sync() {
+    Shared& s = *shared;
+    const int generation = s.generation.load(std::memory_order_acquire);
+    if (s.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == s.size) {
+        s.agreed = s.status.load(std::memory_order_relaxed);
+        s.ticket[phase & 1].store(0, std::memory_order_relaxed);
+        s.arrived.store(0, std::memory_order_relaxed);
+        s.generation.store(generation + 1, std::memory_order_release);
+    } else {
+        // Short waits spin; on a crowded machine the one waited for may need this very core.
+        for (int spins = 0; s.generation.load(std::memory_order_acquire) == generation; spins++) {
+            if (spins < 2000) relax();
+#if defined(__unix__)
+            else sched_yield();
+#endif
+        }
+    }
+    phase++;
+    return s.agreed == 0;
+}
+
+int run_team(int threads, TeamBody body, void* context, void* note) {
+    Team::Shared shared;
+    shared.note = note;
+    shared.ticket[0] = 0;
+    shared.ticket[1] = 0;
+    shared.size = threads < 1 ? 1 : threads;
+    if (shared.size == 1) {
+        Team team{&shared, 0};
+        body(team, context);
+        return shared.status.load();
+    }
+#pragma omp parallel num_threads(shared.size)
+    {
+#pragma omp single
+        shared.size = omp_get_num_threads();
+        Team team{&shared, omp_get_thread_num()};
+        body(team, context);
+    }
+    return shared.status.load();
+}
+
+bool amx_ready() { return amx_on.load(std::memory_order_relaxed); }
+void* call_memory(int64_t bytes) { return call_block.at_least(bytes); }
+void* member_memory(int64_t bytes) { return member_block.at_least(bytes); }
+
+extern "C" {
+
+int32_t omni_version(void) { return 1; }
+const char* omni_source_hash(void) { return OMNI_SOURCE_HASH; }
+int32_t omni_isa_count(void) { return ISA_COUNT; }
+const char* omni_isa_name(int32_t index) { return index < 0 || index >= ISA_COUNT ? "" : ISAS[index].name; }
+int32_t omni_isa_usable(int32_t index) { return index >= 0 && index < ISA_COUNT && ISAS[index].usable(); }
+int32_t omni_isa_current(void) { return current.load(); }
+int32_t omni_isa_select(int32_t index) {
+    if (!omni_isa_usable(index)) return 1;
+    current = index;
+    return 0;
+}
+
+int32_t omni_use_amx(int32_t on) {
+    amx_on = on && detect_amx();
+    return amx_on;
+}
+
+int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated) {
+    return panel_count(n, gated) * even(k) * 16 * element_bytes(dtype);
+}
+
+void omni_pack(const void* src, int64_t n, int64_t k, int32_t dtype, int32_t gated, void* dst) {
+    const int64_t size = even(k) * 16;
+    for (int64_t p = 0; p < panel_count(n, gated); p++) {
+        if (dtype == OMNI_F32)
+            pack_panel(static_cast<const float*>(src), n, k, gated, false, p, static_cast<float*>(dst) + p * size);
+        else if (dtype == OMNI_BF16)
+            pack_panel(static_cast<const uint16_t*>(src), n, k, gated, true, p, static_cast<uint16_t*>(dst) + p * size);
+        else
+            pack_panel(static_cast<const int8_t*>(src), n, k, gated, false, p, static_cast<int8_t*>(dst) + p * size);
+    }
+}
+
+int32_t omni_linear(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out, int32_t out_dtype,
+                    int32_t threads) {
+    return ops().linear(x, x_dtype, rows, w, out, out_dtype, threads);
+}
+int32_t omni_route(const float* logits, int64_t rows, const omni_routing* routing, int64_t* ids, float* weights,
+                   int64_t* counts, int32_t threads) {
+    return ops().route(logits, rows, routing, ids, weights, counts, threads);
+}
+int32_t omni_fused_moe(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
+                       const float* weights, int64_t top_k, void* out, int32_t threads) {
+    return ops().fused_moe(x, dtype, rows, experts, ids, weights, top_k, out, threads);
+}
+int32_t omni_rms_norm(const void* x, const void* residual, const void* weight, int64_t rows, int64_t width,
+                      int64_t weight_rows, float eps, int32_t dtype, void* out, void* total, int32_t threads) {
+    return ops().rms_norm(x, residual, weight, rows, width, weight_rows, eps, dtype, out, total, threads);
+}
+int32_t omni_rope(const void* x, const void* cos, const void* sin, int64_t rows, int64_t heads, int64_t dim,
+                  int64_t row_stride, int32_t dtype, void* out, int32_t threads) {
+    return ops().rope(x, cos, sin, rows, heads, dim, row_stride, dtype, out, threads);
+}
+int32_t omni_silu_and_mul(const void* x, int64_t rows, int64_t width, int32_t dtype, void* out, int32_t threads) {
+    return ops().silu_and_mul(x, rows, width, dtype, out, threads);
+}
+int32_t omni_attention(const void* q, int32_t dtype, int64_t q_heads, int64_t q_row_stride, const omni_ragged* ragged,
+                       const omni_cache* cache, float scale, void* out, int32_t threads) {
+    return ops().attention(q, dtype, q_heads, q_row_stride, ragged, cache, scale, out, threads);
+}
+int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads) {
+    return ops().step(model, args, threads);
+}
+double omni_bench_read(const void* data, int64_t bytes, int32_t threads) {
+    return ops().bench_read(data, bytes, threads);
+}
+double omni_bench_fma(int64_t rounds, int32_t threads) { return ops().bench_fma(rounds, threads); }
+
+int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
+                      int64_t k_row_stride, int64_t v_row_stride) {
+    const int64_t bytes = element_bytes(cache->dtype), count = cache->blocks * cache->block_size;
+    for (int64_t i = 0; i < rows; i++)
+        if (slots[i] < 0 || slots[i] >= count) return OMNI_BAD_SLOT;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t h = 0; h < cache->heads; h++) {
+            const int64_t at = (slots[i] * cache->row_stride + h * cache->head_stride) * bytes;
+            const int64_t from = (i * k_row_stride + h * cache->dim) * bytes;
+            const int64_t from_v = (i * v_row_stride + h * cache->value_dim) * bytes;
+            memcpy(static_cast<char*>(cache->keys) + at, static_cast<const char*>(k) + from, cache->dim * bytes);
+            memcpy(static_cast<char*>(cache->values) + at, static_cast<const char*>(v) + from_v,
+                   cache->value_dim * bytes);
+        }
+    }
+    return OMNI_OK;
+}
+
+// Between a cache [planes, blocks, block_bytes] and data [n, planes, block_bytes].
+int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t block_bytes, const int64_t* ids, int64_t n,
+                     uint8_t* data, int32_t to_cache) {
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= blocks) return OMNI_BAD_BLOCK;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t p = 0; p < planes; p++) {
+            uint8_t* at = cache + (p * blocks + ids[i]) * block_bytes;
+            uint8_t* piece = data + (i * planes + p) * block_bytes;
+            if (to_cache) memcpy(at, piece, size_t(block_bytes));
+            else memcpy(piece, at, size_t(block_bytes));
+        }
+    return OMNI_OK;
+}
+
+int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int64_t* top_k,
+                    const float* top_p, const double* uniform, int64_t* tokens) try {
+    std::vector<double> p(static_cast<size_t>(vocab));
+    std::vector<int64_t> order(static_cast<size_t>(vocab));
+    for (int64_t r = 0; r < rows; r++) {
+        const float* x = logits + r * vocab;
+        int64_t best = 0;
+        for (int64_t i = 1; i < vocab; i++)
+            if (x[i] > x[best] || (x[i] != x[i] && x[best] == x[best])) best = i;
+        tokens[r] = best;
+        if (!(temperature[r] > 0)) continue;
+        double total = 0;
+        for (int64_t i = 0; i < vocab; i++) total += p[i] = exp((double(x[i]) - double(x[best])) / temperature[r]);
+        const int64_t k = top_k[r] > 0 && top_k[r] < vocab ? top_k[r] : vocab;
+        if (k < vocab || top_p[r] < 1) {
+            for (int64_t i = 0; i < vocab; i++) order[i] = i;
+            auto larger = [&](int64_t a, int64_t b) { return p[a] > p[b] || (p[a] == p[b] && a < b); };
+            if (k < vocab) std::nth_element(order.begin(), order.begin() + k, order.end(), larger);
+            std::sort(order.begin(), order.begin() + k, larger);
+            for (int64_t i = k; i < vocab; i++) p[order[i]] = 0;
+            double left = 0, before = 0;
+            for (int64_t i = 0; i < k; i++) left += p[order[i]];
+            for (int64_t i = 0; i < k; i++) {
+                const double here = p[order[i]];
+                if (top_p[r] < 1 && i > 0 && before >= double(top_p[r]) * left) p[order[i]] = 0;
+                before += here;
+            }
+            total = 0;
+            for (int64_t i = 0; i < vocab; i++) total += p[i];
+        }
+        double sum = 0;
+        int64_t last = best, pick = -1;
+        for (int64_t i = 0; i < vocab && pick < 0; i++) {
+            if (p[i] > 0) last = i;
+            sum += p[i];
+            if (sum > uniform[r] * total) pick = i;
+        }
+        tokens[r] = pick < 0 ? last : pick;
+    }
+    return OMNI_OK;
+} catch (const std::bad_alloc&) {
+    return OMNI_NO_MEMORY;
+}
+
+}  // extern "C"

@@ -1,0 +1,20 @@
+// What each instruction set provides; `omni_cpu.cpp` picks one table.
+#pragma once
+#include "omni_cpu.h"
+
+struct Ops {
+    decltype(&omni_linear) linear;
+    decltype(&omni_route) route;
+    decltype(&omni_fused_moe) fused_moe;
+    decltype(&omni_rms_norm) rms_norm;
+    decltype(&omni_rope) rope;
+    decltype(&omni_silu_and_mul) silu_and_mul;
+    decltype(&omni_attention) attention;
+    decltype(&omni_step) step;
+    decltype(&omni_bench_read) bench_read;
+    decltype(&omni_bench_fma) bench_fma;
+};
+
+namespace omni_plain { extern const Ops OPS; }
+namespace omni_avx2 { extern const Ops OPS; }
+namespace omni_avx512 { extern const Ops OPS; }

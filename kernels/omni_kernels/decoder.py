@@ -1,0 +1,88 @@
+"""A whole decoder's step in one call: embedding, every layer (norm, qkv, rotation, paged attention, router, experts),
+final norm and logits. For models so small that dispatching single ops costs more than their arithmetic.
+
+The definition is the same sequence of single ops; activations are float32 whatever the weights' and the cache's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from omni_kernels import registry
+from omni_kernels.ragged import AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer, as a checkpoint holds them. Without `gate` the MLP is dense: w13 [2I, H], w2 [H, I]."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    """[(heads + 2 kv_heads) * D, H]."""
+    qk_norm: Tensor | None
+    """[heads + kv_heads, D]."""
+    out: Tensor
+    mlp_norm: Tensor
+    w13: Tensor
+    """[E, 2I, H], gate rows first."""
+    w2: Tensor
+    """[E, H, I]."""
+    gate: Tensor | None
+    """[E, H], the router."""
+    top_k: int = 1
+    renormalise: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """Weights of a decoder; `cos` and `sin` as `rope_table` makes them."""
+
+    embedding: Tensor
+    layers: Sequence[DecoderLayer]
+    norm: Tensor
+    head: Tensor
+    cos: Tensor
+    sin: Tensor
+    heads: int
+    kv_heads: int
+    eps: float
+
+
+class Decoder(Protocol):
+    """A decoder whose step is one call."""
+
+    def step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        kv: Tensor,
+        expert_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """Compute rows, put their keys and values into `kv` and return float32 logits [n, vocab] of `logit_rows`.
+
+        `tokens`, `positions`, `slots` [T] and `logit_rows` [n] are int64; `kv` [layers, 2, blocks, block_size,
+        kv_heads, D]; a slot of -1 is not written; `expert_tokens` [layers, E] int64 counts rows by expert. A row's
+        result depends neither on the rows beside it nor on the number of threads. ValueError names a wrong argument.
+        """
+        ...
+
+
+def build_decoder(weights: DecoderWeights, dtype: torch.dtype | None = None) -> Decoder | None:
+    """A decoder of the device's best backend, or None where none has one: then compose the single ops.
+
+    `dtype` is that of the packed matrices, see `pack`; int8 leaves the router as it is.
+    """
+    library = registry.cpu_library() if weights.embedding.device.type == "cpu" else None
+    if library is None or weights.embedding.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    from omni_kernels.cpu.decoder import CpuDecoder
+
+    return CpuDecoder(library, weights, dtype)

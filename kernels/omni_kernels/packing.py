@@ -1,0 +1,73 @@
+"""Weights in the form that a backend's kernels read, and quantisation. The plain form of a matrix is rows [n, k].
+
+A packed weight belongs to the backend that made it and can be handed to that one only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """`count` matrices [n, k] one behind the other, as `backend` wants them."""
+
+    backend: str
+    data: Tensor
+    scale: Tensor | None
+    """float32, one factor for each output (int8); padded as the data is."""
+    count: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    gated: bool
+    """The n outputs are n/2 gates and then n/2 ups."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights, scales included."""
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The MLPs of one layer: `w13` [E, 2I, H] and `w2` [E, H, I], with a shared expert that takes every row."""
+
+    w13: PackedMatrix
+    w2: PackedMatrix
+    shared13: PackedMatrix | None = None
+    shared2: PackedMatrix | None = None
+
+    @property
+    def backend(self) -> str:
+        """Who packed it."""
+        return self.w13.backend
+
+
+def quantise(w: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 weights and float32 scales [..., n] of `w` [..., n, k]: symmetric, one scale an output channel."""
+    wide = w.float()
+    scale = wide.abs().amax(-1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+    return wide.div(scale.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8), scale
+
+
+def stored_dtype(w: Tensor, wanted: torch.dtype | None) -> torch.dtype:
+    """The dtype to keep `w` in: as wanted; else its own, but bfloat16 if float32 values are all exact in that."""
+    if wanted is not None:
+        return wanted
+    if w.dtype == torch.float32 and not (w.contiguous().view(torch.int32) & 0xFFFF).any():
+        return torch.bfloat16
+    return w.dtype
+
+
+def plain(w: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+    """`w` in its stored dtype, contiguous, with scales if that is int8."""
+    kept = stored_dtype(w, dtype)
+    if kept == torch.int8:
+        return quantise(w)
+    return w.to(kept).contiguous(), None
