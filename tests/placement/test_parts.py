@@ -66,6 +66,14 @@ def test_proportional_shares_level_what_even_shares_cannot() -> None:
     assert levelled.shares[0, :, 0] == pytest.approx([0.25, 0.75])
 
 
+def test_shares_sum_to_one_beside_loads_a_million_million_times_larger() -> None:
+    loads = np.ones((1, 8))
+    loads[0, 1:] = 1e-13
+    placement = place(loads, Topology(4), Options(8, Split.PROPORTIONAL))
+    for expert in range(8):
+        assert placement.shares[placement.slots == expert].sum() == pytest.approx(1.0)
+
+
 def test_a_budget_buys_the_steepest_pieces_and_all_of_it() -> None:
     flat_then_fall = np.array([5.0, 5.0, 1.0])
     falls_at_once = np.array([3.0, 2.0, 2.0])

@@ -23,6 +23,7 @@ import numpy as np
 from omni_proxy.workers.engine.placement.draft import Bin, Draft, Floats, binned
 
 PAIR: Final = 2
+NOTHING: Final = 1e-9  # of the mean rank load: an expert or a rest below it cannot be poured
 SNUG: Final = 0.002  # of the mean rank load: a gap with at most this much left over is as good as a double
 HALVINGS: Final = 7
 TRIES: Final = 8  # numbers of split experts tried in the first pass
@@ -120,7 +121,7 @@ def attempt(problem: Problem, split: int, doubles: int, most: float) -> list[Bin
     halves, pairs = fillers - PAIR * doubles, problem.ranks - fillers + doubles
     if halves < 0 or pairs < 0 or doubles < 0 or not 0 < split <= len(problem.weights):
         return None
-    if split < len(problem.weights) and problem.weights[split] > most:
+    if problem.weights[split - 1] <= NOTHING or (split < len(problem.weights) and problem.weights[split] > most):
         return None
     split_apart = _pair_up(problem, split, pairs, most)
     if split_apart is None or len(split_apart[1].sizes) != halves:
@@ -158,7 +159,7 @@ def _pour(weights: list[float], gaps: _Gaps, doubles: int, most: float) -> list[
             amount = min(rest, most - open_double[0][1])
             gaps.bins.append([*open_double, (expert, amount)])
             open_double, rest = [], rest - amount
-        while rest > 1e-12:
+        while rest > NOTHING:
             at = bisect_left(gaps.sizes, rest)
             fits = at < len(gaps.sizes)
             if not fits and gaps.sizes:

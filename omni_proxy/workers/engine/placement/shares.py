@@ -120,9 +120,9 @@ def shares_of(draft: Draft) -> Floats:
     """
     rows, experts = draft.weights.shape
     row = np.arange(rows)[:, None, None]
-    where = sites(draft)
-    amounts = np.concatenate([draft.weights, np.zeros((rows, 1))], axis=1)[row, draft.slots]
-    copies = np.concatenate([where.copies, np.ones((rows, 1), np.int64)], axis=1)[row, draft.slots]
-    fractions = np.divide(draft.amount, amounts, out=1.0 / np.maximum(copies, 1), where=amounts > 0)
+    offsets = (experts + 1) * row + draft.slots
+    totals = np.bincount(offsets.ravel(), draft.amount.ravel(), minlength=rows * (experts + 1))[offsets]
+    copies = np.bincount(offsets.ravel(), minlength=rows * (experts + 1))[offsets]
+    fractions = np.divide(draft.amount, totals, out=1.0 / copies, where=totals > 0)
     shares: Floats = np.where(draft.slots == experts, 0.0, fractions)
     return shares
