@@ -33,8 +33,9 @@ from omni_proxy.prompts.chat_template import ChatTemplateError
 from omni_proxy.prompts.text_tokenizer import TokenizerError
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
-from omni_proxy.workers.membership import Membership
+from omni_proxy.workers.membership import Membership, client_files
 from omni_proxy.workers.upstream import Upstreams
 
 
@@ -107,13 +108,14 @@ class Front:
         self, config: Config, post: Callable[[Event], None], app: Any, rejected: Callable[[str, str], None]
     ) -> None:
         timeouts, keepalive = config.timeouts, config.keepalive
+        check_worker_tls(config)
         self.upstreams = Upstreams(keepalive.idle_s, keepalive.max_idle, timeouts.connect_s)
         self._count_rejected = rejected
         self._log = _access_log(config)
         self._counter = _token_counter(config, post)
         limits = EdgeLimits(timeouts.first_byte_s, timeouts.inter_chunk_s, timeouts.client_send_s)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected)
-        self._server = FrontServer(config, self.edge, app, self._upkeep)
+        self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve on a listening socket until `stop`, then drain; `force` ends that early."""
@@ -176,6 +178,29 @@ def _access_log(config: Config) -> AccessLog | None:
         return AccessLog(log.path, log.format is LogFormat.COMBINED)
     except OSError as exc:
         raise ConfigError(f"access_log.path: cannot open {log.path}: {exc.strerror}") from exc
+
+
+def _server_tls(config: Config) -> ServerTls | None:
+    tls = config.listen.tls
+    if tls is None:
+        return None
+    certificate, key, client_ca = (None if p is None else str(p) for p in (tls.certificate, tls.key, tls.client_ca))
+    assert certificate is not None
+    try:
+        return ServerTls(ServerFiles(certificate, key, client_ca))
+    except TlsError as exc:
+        raise ConfigError(f"listen.tls: {exc}") from exc
+
+
+def check_worker_tls(config: Config) -> None:
+    """Raise ConfigError where the certificates for a worker cannot be loaded."""
+    for worker in config.workers:
+        files = client_files(worker)
+        try:
+            if files is not None:
+                client_context(files)
+        except TlsError as exc:
+            raise ConfigError(f"worker {worker.name}: tls: {exc}") from exc
 
 
 def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounter | None:

@@ -147,7 +147,6 @@ class Worker(_Model):
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """SGLang's bootstrap server on a prefill worker."""
 
-
     @model_validator(mode="after")
     def _tls_needs_https(self) -> Self:
         if self.tls is not None and not self.url.startswith("https:"):

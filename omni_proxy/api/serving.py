@@ -16,6 +16,7 @@ import uvicorn
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.front import FrontProtocol
 from omni_proxy.config import Config, ConfigError
+from omni_proxy.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,11 @@ CLOSE_IDLE_S: Final = 1.0
 class FrontServer:
     """Serves one edge and one ASGI app on a socket until told to stop."""
 
-    def __init__(self, config: Config, edge: Edge, app: Any, upkeep: Callable[[], None]) -> None:
+    def __init__(
+        self, config: Config, edge: Edge, app: Any, upkeep: Callable[[], None], tls: ServerTls | None = None
+    ) -> None:
         self._config = config
+        self._tls = tls
         self._edge = edge
         self._upkeep = upkeep
         self._server = QuietServer(self._uvicorn_config(app))
@@ -56,7 +60,7 @@ class FrontServer:
     @contextlib.asynccontextmanager
     async def _tasks(self) -> AsyncIterator[None]:
         tasks = [
-            asyncio.create_task(every(CLOSE_IDLE_S, self._close_idle), name="close idle clients"),
+            asyncio.create_task(every(CLOSE_IDLE_S, self._once_a_second), name="once a second"),
             asyncio.create_task(every(SWEEP_S, self._sweep), name="sweep"),
         ]
         try:
@@ -68,6 +72,11 @@ class FrontServer:
     def _sweep(self) -> None:
         self._edge.sweep()
         self._upkeep()
+
+    def _once_a_second(self) -> None:
+        self._close_idle()
+        if self._tls is not None:
+            self._tls.refresh()
 
     def _close_idle(self) -> None:
         before = asyncio.get_running_loop().time() - self._config.timeouts.client_keepalive_s
@@ -83,8 +92,10 @@ class FrontServer:
             max_body_bytes=self._config.limits.client_max_body_bytes,
             body_timeout_s=timeouts.client_body_s,
         )
+        tls = self._tls
         return uvicorn.Config(
             app,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
             http=protocol,  # type: ignore[arg-type]  # uvicorn calls it like the class that it expects
             ws="none",
             lifespan="off",

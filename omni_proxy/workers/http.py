@@ -8,13 +8,13 @@ dropped before the engine's own keep-alive time ends.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from typing import Final, Protocol, cast
 
 import httptools
 
 from omni_proxy.messages import Failure, FailureKind
+from omni_proxy.tls import ClientTls
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -245,7 +245,7 @@ class WorkerPool:
         self,
         host: str,
         port: int,
-        tls: ssl.SSLContext | None = None,
+        tls: ClientTls | None = None,
         *,
         idle_s: float = 4.0,
         max_idle: int = 1024,
@@ -254,6 +254,7 @@ class WorkerPool:
         self.host = host
         self.port = port
         self._tls = tls
+        self._server_name = None if tls is None else tls.server_name or host
         self._idle: deque[WorkerConnection] = deque()
         self._idle_s = idle_s
         self._max_idle = max_idle
@@ -299,7 +300,9 @@ class WorkerPool:
                 return
 
     def expire(self) -> None:
-        """Close what has been idle for too long."""
+        """Close what has been idle for too long; certificates that have changed are for the next connections."""
+        if self._tls is not None and self._tls.refresh():
+            self._close_idle()
         oldest = self._loop.time() - self._idle_s
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().close()
@@ -307,6 +310,9 @@ class WorkerPool:
     def close(self) -> None:
         """Close idle connections and take none back; running requests end by themselves."""
         self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
@@ -317,7 +323,11 @@ class WorkerPool:
         try:
             async with asyncio.timeout(self._connect_s):
                 _, connection = await self._loop.create_connection(
-                    lambda: WorkerConnection(self), self.host, self.port, ssl=self._tls
+                    lambda: WorkerConnection(self),
+                    self.host,
+                    self.port,
+                    ssl=None if self._tls is None else self._tls.context,
+                    server_hostname=self._server_name,
                 )
         except TimeoutError:
             ticket.fail(Failure(FailureKind.CONNECT, "no connection in time"))

@@ -1,48 +1,38 @@
 """Who is there: the members, what they say of themselves, and whether they answer.
 
 Each member is probed on its own: `/health` decides up or down, `/v1/models` and `/metrics` tell model names, context
-length and KV capacity once it is up. Probes use httpx and never share a connection with requests.
+length and KV capacity once it is up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import httpx
 import msgspec
 
-from omni_proxy.config import Health, Worker
+from omni_proxy.config import Health, Worker, WorkerTls
 from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerRemoved, WorkerSpec, WorkerUp
+from omni_proxy.tls import ClientFiles
 from omni_proxy.workers.connectors.registry import CONNECTORS
+from omni_proxy.workers.probe import Description, ModelInfo, Probe, Unclear
 from omni_proxy.workers.upstream import Member
 
 logger = logging.getLogger(__name__)
 
-_CACHE_INFO: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
-
-
-class _ModelInfo(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_ModelInfo]
+_UNKNOWN = Description((), (), None, None)
 
 
 @dataclass(slots=True)
 class _Watched:
     config: Worker
+    probe: Probe
     task: asyncio.Task[None] | None = None
     up: bool = False
-    models: tuple[bytes, ...] = ()
-    """What it lists under /v1/models, as JSON."""
+    description: Description = _UNKNOWN
 
 
 class Membership:
@@ -70,9 +60,10 @@ class Membership:
         old = self._members.pop(worker.name, None)
         if old is not None:
             self._stop(old)
-        member = self._members[worker.name] = _Watched(worker)
+        probe = Probe(worker.url, worker.api_key, client_files(worker), self._client, self._health.timeout_s)
+        member = self._members[worker.name] = _Watched(worker, probe)
         self._tell()
-        self._post(WorkerAdded(_spec(worker, (), None, None)))
+        self._post(WorkerAdded(_spec(worker, _UNKNOWN)))
         if not worker.down:
             member.task = asyncio.create_task(self._watch(member), name=f"watch {worker.name}")
 
@@ -103,8 +94,8 @@ class Membership:
         """The models of all members that are up, each once, as the JSON that a worker gave."""
         found: dict[str, bytes] = {}
         for member in self._members.values():
-            for raw in member.models if member.up else ():
-                found.setdefault(msgspec.json.decode(raw, type=_ModelInfo).id, raw)
+            for raw in member.description.models if member.up else ():
+                found.setdefault(msgspec.json.decode(raw, type=ModelInfo).id, raw)
         return [found[name] for name in sorted(found)]
 
     def _tell(self) -> None:
@@ -119,9 +110,15 @@ class Membership:
     # ------------------------------------------------------------------- probes
 
     async def _watch(self, member: _Watched) -> None:
+        try:
+            await self._probe_again_and_again(member)
+        finally:
+            await member.probe.close()
+
+    async def _probe_again_and_again(self, member: _Watched) -> None:
         failures = 0
         while True:
-            reason = await self._probe(member)
+            reason = await member.probe.fault()
             if reason is None:
                 failures = 0
                 if not member.up:
@@ -135,74 +132,48 @@ class Membership:
             # Until it is there for the first time, look often: somebody waits for it to start.
             await asyncio.sleep(self._health.interval_s if member.up else min(0.2, self._health.interval_s))
 
-    async def _probe(self, member: _Watched) -> str | None:
-        """Why the member cannot be used, or None."""
-        try:
-            response = await self._get(member, "/health")
-        except httpx.TimeoutException:
-            return "no answer to /health in time"
-        except httpx.HTTPError as exc:
-            return f"cannot be reached ({type(exc).__name__})"
-        return None if response.status_code == 200 else f"/health says {response.status_code}"
-
     async def _welcome(self, member: _Watched) -> None:
         """Learn what a member is, then let it be used."""
         worker = member.config
         try:
-            listed = await self._models_of(member)
-            capacity = await self._kv_capacity(member)
-        except (httpx.HTTPError, msgspec.MsgspecError) as exc:
-            logger.warning("worker %s does not say what it serves (%s)", worker.name, type(exc).__name__)
+            member.description = await member.probe.describe()
+        except Unclear as exc:
+            logger.warning("worker %s does not say what it serves (%s)", worker.name, exc)
             return
-        member.models = tuple(map(msgspec.json.encode, listed))
-        infos = [msgspec.convert(entry, _ModelInfo) for entry in listed]
-        lengths = [info.max_model_len for info in infos if info.max_model_len is not None]
-        longest = max(lengths) if lengths and len(lengths) == len(infos) else None
         member.up = True
         logger.info("worker %s (%s) is up", worker.name, worker.role.value)
-        self._post(WorkerUp(_spec(worker, tuple(info.id for info in infos), longest, capacity)))
-
-    async def _models_of(self, member: _Watched) -> list[dict[str, object]]:
-        response = await self._get(member, "/v1/models")
-        if response.status_code != 200:
-            return []
-        msgspec.json.decode(response.content, type=_ModelList)
-        entries: list[dict[str, object]] = msgspec.json.decode(response.content)["data"]
-        return entries
-
-    async def _kv_capacity(self, member: _Watched) -> int | None:
-        """Tokens of KV cache, where the worker's metrics tell block size and count as vLLM's do."""
-        response = await self._get(member, "/metrics")
-        found = _CACHE_INFO.search(response.text) if response.status_code == 200 else None
-        labels = dict(_LABEL.findall(found[1])) if found else {}
-        try:
-            return int(labels["block_size"]) * int(labels["num_gpu_blocks"]) or None
-        except (KeyError, ValueError):
-            return None
-
-    async def _get(self, member: _Watched, path: str) -> httpx.Response:
-        key = member.config.api_key
-        headers = {"authorization": f"Bearer {key}"} if key is not None else {}
-        return await self._client.get(member.config.url + path, headers=headers)
+        self._tell()  # who left it out, because of its certificates, can take it in now
+        self._post(WorkerUp(_spec(worker, member.description)))
 
 
 def _member(worker: Worker) -> Member:
-    return Member(worker.name, worker.url, worker.connector, worker.api_key, worker.bootstrap_port)
+    return Member(
+        worker.name, worker.url, worker.connector, worker.api_key, worker.bootstrap_port, client_files(worker)
+    )
 
 
-def _spec(worker: Worker, models: tuple[str, ...], max_model_len: int | None, capacity: int | None) -> WorkerSpec:
+def client_files(worker: Worker) -> ClientFiles | None:
+    """The files for TLS towards a worker; None where it speaks plain HTTP."""
+    if not worker.url.startswith("https:"):
+        return None
+    tls = worker.tls or WorkerTls()
+    ca, certificate, key = (None if path is None else str(path) for path in (tls.ca, tls.certificate, tls.key))
+    return ClientFiles(ca, certificate, key, tls.verify, tls.server_name)
+
+
+def _spec(worker: Worker, said: Description) -> WorkerSpec:
     connector = CONNECTORS[worker.connector]
     return WorkerSpec(
         name=worker.name,
         role=worker.role,
-        models=worker.models if worker.models is not None else models,
+        models=worker.models if worker.models is not None else said.names,
         modes=connector.modes,
         group=worker.group,
         connector=worker.connector,
         max_seqs=worker.max_seqs,
         max_batch_tokens=worker.max_batch_tokens,
-        max_model_len=max_model_len,
-        kv_capacity_tokens=capacity,
+        max_model_len=said.max_model_len,
+        kv_capacity_tokens=said.kv_capacity_tokens,
         handoff_reusable=connector.handoff_reusable,
         weight=worker.weight,
         backup=worker.backup,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from msgspec import Raw, Struct
 
 from omni_proxy.messages import Failure
+from omni_proxy.tls import ClientFiles, ClientTls, TlsError
 from omni_proxy.workers.connectors.base import Connector, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.http import Headers, WorkerPool
@@ -25,6 +25,8 @@ class Member(Struct, frozen=True):
     connector: str
     api_key: str | None = None
     bootstrap_port: int | None = None
+    tls: ClientFiles | None = None
+    """Set for an https URL and for no other."""
 
 
 class _Discard:
@@ -47,13 +49,13 @@ class _Discard:
 
 
 class Upstream:
-    """One worker's address, connection pool and connector."""
+    """One worker's address, connection pool and connector. Raises TlsError."""
 
     def __init__(self, member: Member, idle_s: float, max_idle: int, connect_s: float) -> None:
         parts = urlsplit(member.url)
         assert parts.hostname is not None
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        tls = ClientTls(member.tls) if member.tls is not None else None
         self.member = member
         self.connector: Connector = CONNECTORS[member.connector]
         self.replaces_authorization = member.api_key is not None
@@ -96,7 +98,10 @@ class Upstreams(Mapping[str, Upstream]):
         self._upstreams: dict[str, Upstream] = {}
 
     def set(self, members: Iterable[Member]) -> None:
-        """Take over all members; the connections of those that have not changed stay."""
+        """Take over all members; the connections of those that have not changed stay.
+
+        A member whose certificates cannot be loaded is left out: its legs fail as those of one that is unreachable.
+        """
         wanted = {member.name: member for member in members}
         for name, upstream in list(self._upstreams.items()):
             if wanted.get(name) != upstream.member:
@@ -104,7 +109,10 @@ class Upstreams(Mapping[str, Upstream]):
                 del self._upstreams[name]
         for name, member in wanted.items():
             if name not in self._upstreams:
-                self._upstreams[name] = Upstream(member, *self._settings)
+                try:
+                    self._upstreams[name] = Upstream(member, *self._settings)
+                except TlsError as exc:
+                    logger.error("worker %s: %s", name, exc)
 
     def expire_idle(self) -> None:
         """Close connections that have been idle for too long."""

@@ -1,0 +1,125 @@
+"""Asks one worker whether it lives and what it is: `/health`, `/v1/models`, `/metrics`. Knows nothing of requests.
+
+Probes use httpx and never share a connection with requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import httpx
+import msgspec
+
+from omni_proxy.tls import ClientFiles, ClientTls, TlsError
+
+_CACHE_INFO: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+class ModelInfo(msgspec.Struct):
+    """One entry of a model list."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ModelInfo]
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a worker says of itself."""
+
+    models: tuple[bytes, ...]
+    """What it lists under /v1/models, as JSON."""
+    names: tuple[str, ...]
+    max_model_len: int | None
+    """Of the longest of its models; None where one does not say."""
+    kv_capacity_tokens: int | None
+
+
+class Unclear(Exception):
+    """The worker answers, but does not say what it is."""
+
+
+class Probe:
+    """One worker's questions. `shared` is the client for those that speak plain HTTP."""
+
+    def __init__(
+        self, url: str, api_key: str | None, tls: ClientFiles | None, shared: httpx.AsyncClient, timeout_s: float
+    ) -> None:
+        self._url = url
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._files = tls
+        self._shared = shared
+        self._timeout_s = timeout_s
+        self._tls: ClientTls | None = None
+        self._own: httpx.AsyncClient | None = None
+        """For TLS: its connections were opened with the certificates of one load."""
+
+    async def close(self) -> None:
+        """Give up the connections of its own."""
+        own, self._own = self._own, None
+        if own is not None:
+            await own.aclose()
+
+    async def fault(self) -> str | None:
+        """Why the worker cannot be used, or None."""
+        try:
+            response = await self._get("/health")
+        except TlsError as exc:
+            return str(exc)
+        except httpx.TimeoutException:
+            return "no answer to /health in time"
+        except httpx.HTTPError as exc:
+            return f"cannot be reached ({type(exc).__name__})"
+        return None if response.status_code == 200 else f"/health says {response.status_code}"
+
+    async def describe(self) -> Description:
+        """What it serves. Raises Unclear."""
+        try:
+            listed = await self._models()
+            capacity = await self._kv_capacity()
+        except (httpx.HTTPError, msgspec.MsgspecError, TlsError) as exc:
+            raise Unclear(type(exc).__name__) from exc
+        infos = [msgspec.convert(entry, ModelInfo) for entry in listed]
+        lengths = [info.max_model_len for info in infos if info.max_model_len is not None]
+        longest = max(lengths) if lengths and len(lengths) == len(infos) else None
+        models = tuple(map(msgspec.json.encode, listed))
+        return Description(models, tuple(info.id for info in infos), longest, capacity)
+
+    async def _models(self) -> list[dict[str, object]]:
+        response = await self._get("/v1/models")
+        if response.status_code != 200:
+            return []
+        msgspec.json.decode(response.content, type=_ModelList)
+        entries: list[dict[str, object]] = msgspec.json.decode(response.content)["data"]
+        return entries
+
+    async def _kv_capacity(self) -> int | None:
+        """Tokens of KV cache, where the worker's metrics tell block size and count as vLLM's do."""
+        response = await self._get("/metrics")
+        found = _CACHE_INFO.search(response.text) if response.status_code == 200 else None
+        labels = dict(_LABEL.findall(found[1])) if found else {}
+        try:
+            return int(labels["block_size"]) * int(labels["num_gpu_blocks"]) or None
+        except (KeyError, ValueError):
+            return None
+
+    async def _get(self, path: str) -> httpx.Response:
+        client = self._shared if self._files is None else await self._client(self._files)
+        name = None if self._files is None else self._files.server_name
+        extensions: Mapping[str, object] = {} if name is None else {"sni_hostname": name}
+        return await client.get(self._url + path, headers=self._headers, extensions=dict(extensions))
+
+    async def _client(self, files: ClientFiles) -> httpx.AsyncClient:
+        """A client that shows and trusts what the files say now."""
+        if self._tls is None:
+            self._tls = ClientTls(files)
+        elif self._tls.refresh():
+            await self.close()
+        if self._own is None:
+            self._own = httpx.AsyncClient(verify=self._tls.context, timeout=self._timeout_s, trust_env=False)
+        return self._own
