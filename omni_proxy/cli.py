@@ -118,6 +118,7 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="warning")
     worker.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
     worker.add_argument("--parent-fd", type=int, default=None, help=argparse.SUPPRESS)
+    sim_options.add_pretending(worker)
     worker.set_defaults(run=_worker)
 
 
@@ -242,6 +243,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
+    if options.simulate is not None:
+        from omni_proxy.sim.pretend.command import pretend
+
+        return pretend(options)
     try:
         from omni_proxy.workers.engine.worker import run_worker
         from omni_proxy.workers.engine.worker_options import WorkerOptions

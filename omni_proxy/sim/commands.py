@@ -8,15 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from omni_proxy.config import Config, ConfigError, load
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.sim.baselines import router
-from omni_proxy.sim.engine_model import EngineModel
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.figures import Slo
-from omni_proxy.sim.presets import preset
+from omni_proxy.sim.presets import chosen_model
 from omni_proxy.sim.report import Report, comparison, make_report, to_json, to_text
 from omni_proxy.sim.run import CoreLike
 from omni_proxy.sim.setup import LoadBasis, WorkloadChoice, at_load, cluster_of, load_workload, offered_load
@@ -29,7 +27,7 @@ COMPARED = ("match-ratio", "least-requests", "round-robin")
 def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable[[str], None]) -> int:
     """Run, print, write. Raises ConfigError."""
     config = load(options.config) if options.config is not None else None
-    model = engine_model(options)
+    model = chosen_model(options.preset, options.engine)
     slo = parse_slo(options.slo)
     workload = load_workload(WorkloadChoice(options.trace, options.synthetic, options.limit, options.seed))
     workers = cluster_of(config, options.prefill, options.decode, options.mixed, model)
@@ -84,22 +82,6 @@ def write_file(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as exc:
         raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
-
-
-def engine_model(options: argparse.Namespace) -> EngineModel:
-    """The preset, or the model in a file. Raises ConfigError."""
-    if options.engine is None:
-        return preset(options.preset)
-    path: Path = options.engine
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return msgspec.convert(data, EngineModel)
-    except OSError as exc:
-        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: is not YAML") from exc
-    except msgspec.ValidationError as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
 
 
 def parse_slo(text: str) -> Slo:

@@ -24,7 +24,7 @@ from omni_proxy.sim.engine_model import EngineModel, pairs
 from omni_proxy.sim.engine_step import EngineCounters, Step
 from omni_proxy.sim.job import Job, Where
 
-Stored = Callable[[list[int]], None]
+Stored = Callable[[Job, list[int]], None]
 
 
 class Notice(Enum):
@@ -386,7 +386,7 @@ class Engine:
         job.private -= len(keys) * self.cache.block_tokens
         job.pinned = full
         if new:
-            self._on_stored(new)
+            self._on_stored(job, new)
 
     def _drop_stale_finishes(self) -> None:
         while self._finishes:

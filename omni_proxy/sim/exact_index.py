@@ -17,11 +17,11 @@ class ExactIndex:
         self._holders: dict[int, int] = {}
         self._block_tokens = block_tokens
 
-    def stored(self, worker: str) -> Callable[[Iterable[int]], None]:
-        """What to call with the blocks that a worker has stored."""
+    def stored(self, worker: str) -> Callable[[object, Iterable[int]], None]:
+        """What to call with a job and its blocks that a worker has stored."""
         bit, holders = self._bits[worker], self._holders
 
-        def store(keys: Iterable[int]) -> None:
+        def store(job: object, keys: Iterable[int]) -> None:
             for key in keys:
                 holders[key] = holders.get(key, 0) | bit
 

@@ -101,6 +101,19 @@ def add_plan(commands: Any, run: Run) -> None:
     parser.set_defaults(run=run)
 
 
+def add_pretending(worker: argparse.ArgumentParser) -> None:
+    """The options of `omni-proxy worker` that only a pretending one has."""
+    group = worker.add_argument_group("pretending", "spend simulated time instead of computing")
+    group.add_argument("--simulate", default=None, metavar="PRESET", help="pretend to be a worker of this kind")
+    group.add_argument("--engine", type=Path, default=None, metavar="FILE", help="engine model from a YAML file")
+    group.add_argument("--speed", type=above_zero, default=1.0, metavar="X", help="simulated seconds in a real one")
+    group.add_argument(
+        "--output-tokens", type=number_from(1), default=128, metavar="N", help="of answers without limit"
+    )
+    group.add_argument("--kv-events-port", type=number_from(1), default=None, metavar="P", help="publish KV events")
+    group.add_argument("--bootstrap-port", type=number_from(1), default=None, metavar="P", help="as SGLang's prefill")
+
+
 def add_replay(commands: Any, run: Run) -> None:
     """`omni-proxy replay`."""
     parser = commands.add_parser("replay", help="feed a recorded event log to a fresh core and compare")

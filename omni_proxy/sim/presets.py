@@ -1,9 +1,13 @@
-"""Engine models by name: orders of magnitude from public figures; fit your own for more. Pure."""
+"""Engine models by name: orders of magnitude from public figures; fit your own for more."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+
+import msgspec
+import yaml
 
 from omni_proxy.config import ConfigError
 from omni_proxy.sim.engine_model import EngineModel
@@ -84,3 +88,17 @@ def preset(name: str) -> EngineModel:
     if model is None:
         raise ConfigError(f"there is no preset {name!r}; known are {', '.join(PRESETS)}")
     return model
+
+
+def chosen_model(name: str, path: Path | None) -> EngineModel:
+    """The model in a YAML file where one is given, else the preset. Raises ConfigError."""
+    if path is None:
+        return preset(name)
+    try:
+        return msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), EngineModel)
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: is not YAML") from exc
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc

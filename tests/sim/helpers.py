@@ -43,7 +43,7 @@ def small(**changes: object) -> EngineModel:
 
 
 def engine(model: EngineModel = SMALL, max_seqs: int = 4, every_token: bool = False) -> Engine:
-    return Engine(model, max_seqs, BLOCK, lambda keys: None, lambda keys: None, every_token)
+    return Engine(model, max_seqs, BLOCK, lambda job, keys: None, lambda keys: None, every_token)
 
 
 def job(serial: int, prompt: int, output: int, first_key: int = 0, **more: bool) -> Job:
