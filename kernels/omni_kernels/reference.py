@@ -228,7 +228,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
     hot = temperature > 0
     if not hot.any():
         return greedy
-    wide = logits.double() / torch.where(hot, temperature, torch.ones_like(temperature)).double().unsqueeze(1)
+    wide = logits.double() / torch.where(hot, temperature.double(), 1.0).unsqueeze(1)
     probs = wide.softmax(-1)
     vocab = probs.shape[1]
     largest, order = torch.sort(probs, stable=True, dim=-1, descending=True)

@@ -7,15 +7,24 @@ Imports the standard library alone, since the package's build runs before anythi
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+try:
+    import fcntl
+except ImportError:  # not Unix: two processes may compile the same file, the last wins
+    fcntl = None  # type: ignore[assignment]
+
+_LOG = logging.getLogger("omni_kernels")
 
 SOURCE_DIR: Final = Path(__file__).with_name("src")
 FLAGS: Final = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi")
@@ -57,13 +66,25 @@ def cached_library() -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
-            compile_library(made)
-            made.replace(target)  # atomic: of two processes that compile at once, the last wins, with the same bytes
+        with _one_at_a_time(target.with_suffix(".lock")):
+            if not target.is_file():
+                _LOG.warning("compiling the CPU kernels once, which takes about a minute: %s", target)
+                with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                    made = Path(folder) / target.name
+                    compile_library(made)
+                    made.replace(target)
     except OSError as exc:
         raise BuildError(f"{target.parent}: {exc.strerror or exc}") from exc
     return target
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Of several processes that need the library at once, one compiles. Released if the process dies."""
+    with path.open("w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def compile_library(target: Path, extra_flags: Sequence[str] = (), compiler: str | None = None) -> None:

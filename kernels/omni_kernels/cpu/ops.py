@@ -221,8 +221,8 @@ class CpuOps:
     def sample(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
         """See `reference.sample`."""
         rows, vocab = logits.shape
-        logits, temperature = logits.float().contiguous(), temperature.float().contiguous()
-        top_k, top_p = top_k.long().contiguous(), top_p.float().contiguous()
+        logits, temperature = logits.float().contiguous(), temperature.double().contiguous()
+        top_k, top_p = top_k.long().contiguous(), top_p.double().contiguous()
         uniform = uniform.double().contiguous()
         tokens = torch.empty(rows, dtype=torch.int64)
         status = self.library.omni_sample(

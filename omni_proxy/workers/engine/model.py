@@ -53,9 +53,12 @@ class _Layer:
 
 
 class Qwen3Moe:
-    """The decoder of one checkpoint."""
+    """The decoder of one checkpoint: one call of `omni_kernels` a step where it offers that, else op by op.
 
-    def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
+    `fused` False takes the single ops in any case: they define what the one call computes.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, max_model_len: int, *, fused: bool = True) -> None:
         self.config = config = checkpoint.config
         tensors = checkpoint.tensors
         self._embedding = tensors["model.embed_tokens.weight"]
@@ -66,12 +69,19 @@ class Qwen3Moe:
         self._cos, self._sin = ops.rope_table(config.head_dim, max_model_len, config.rope_theta, self.dtype)
         self.expert_tokens = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
         """Rows routed to [layer, expert] since the start."""
+        self._decoder = self._build_decoder() if fused else None
+        if self._decoder is not None:
+            self._layers = []  # the decoder has its own form of them
 
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
         """Compute the rows, write their keys and values into `kv` and return logits [n, vocab].
 
         `kv` is [layers, 2, blocks, block_size, kv_heads, D].
         """
+        if self._decoder is not None:
+            return self._decoder.step(
+                batch.tokens, batch.positions, batch.slots, batch.attention, batch.logit_rows, kv, self.expert_tokens
+            )
         x = F.embedding(batch.tokens, self._embedding)
         cos = self._cos.index_select(0, batch.positions)
         sin = self._sin.index_select(0, batch.positions)
@@ -87,6 +97,37 @@ class Qwen3Moe:
             residual = residual.index_select(0, batch.logit_rows)
         normed, _ = ops.rms_norm(last, self._norm, eps, residual)
         return F.linear(normed, self._head)
+
+    def _build_decoder(self) -> ops.Decoder | None:
+        config = self.config
+        layers = [
+            ops.DecoderLayer(
+                attention_norm=layer.attention_norm,
+                qkv=layer.qkv,
+                qk_norm=layer.qk_norm,
+                out=layer.out,
+                mlp_norm=layer.mlp_norm,
+                w13=layer.mlp.w13,
+                w2=layer.mlp.w2,
+                gate=layer.mlp.gate,
+                top_k=config.top_k,
+                renormalise=config.norm_topk_prob,
+            )
+            for layer in self._layers
+        ]
+        return ops.build_decoder(
+            ops.DecoderWeights(
+                embedding=self._embedding,
+                layers=layers,
+                norm=self._norm,
+                head=self._head,
+                cos=self._cos,
+                sin=self._sin,
+                heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                eps=config.rms_norm_eps,
+            )
+        )
 
     def _attend(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor, batch: Batch) -> Tensor:
         config = self.config

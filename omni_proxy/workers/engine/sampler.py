@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+import omni_kernels as ops
 from omni_proxy.workers.engine.types import SamplingParams, TokenLogprob
 
 _MASK: Final = (1 << 64) - 1
@@ -57,13 +58,14 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     Reported log-probabilities are those of the model's own distribution, before temperature and masks.
     """
     logits = logits.float()
-    masked = _forbid(logits, draws)
-    tokens = masked.argmax(-1).tolist()
-    rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
-    if rows:
-        picked = masked if len(rows) == len(draws) else masked[rows]
-        for i, token in zip(rows, _sample_rows(picked, [draws[i] for i in rows]), strict=True):
-            tokens[i] = token
+    params = [draw.sampling for draw in draws]
+    tokens: list[int] = ops.sample(
+        _forbid(logits, draws),
+        torch.tensor([p.temperature for p in params], dtype=torch.float64),
+        torch.tensor([max(p.top_k, 0) for p in params]),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        torch.tensor([uniform(draw.seed, draw.index) for draw in draws], dtype=torch.float64),
+    ).tolist()
     logprobs = _logprobs(logits, draws, tokens)
     return [Drawn(token, logprobs.get(i)) for i, token in enumerate(tokens)]
 
@@ -76,41 +78,6 @@ def _forbid(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         if draw.forbidden:
             row[sorted(draw.forbidden)] = -torch.inf
     return masked
-
-
-def _sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Temperature, then top-k, then top-p over what is left, then the inverse of the cumulative distribution.
-
-    The distribution is always walked in order of token ids, so that a neighbour's options change no draw.
-    """
-    params = [draw.sampling for draw in draws]
-    temperature = torch.tensor([p.temperature for p in params], dtype=torch.float64)
-    probs = torch.softmax(logits.double() / temperature.unsqueeze(1), -1)
-    if any(p.top_k > 0 or p.top_p < 1 for p in params):
-        largest, order = torch.sort(probs, stable=True, dim=-1, descending=True)
-        probs = torch.empty_like(probs).scatter_(-1, order, _truncate(largest, params))
-    cumulative = probs.cumsum(-1)
-    uniforms = torch.tensor([[uniform(d.seed, d.index)] for d in draws], dtype=torch.float64)
-    picks = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    # A uniform just below 1 may land, by rounding, on or past the total: the last possible token then.
-    last = (probs > 0).long().mul_(torch.arange(1, probs.shape[1] + 1)).argmax(-1, keepdim=True)
-    return [int(pick) for pick in torch.minimum(picks, last)[:, 0].tolist()]
-
-
-def _truncate(probs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Zero what top-k and top-p leave out of rows `probs`, sorted from large to small.
-
-    top-p keeps the fewest tokens whose share of what top-k left reaches it; the first always stays.
-    """
-    vocab = probs.shape[1]
-    top_k = torch.tensor([[p.top_k if p.top_k > 0 else vocab] for p in params])
-    top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64)
-    probs = probs.masked_fill(torch.arange(vocab) >= top_k, 0.0)
-    before = probs.cumsum(-1) - probs
-    enough = before >= top_p * probs.sum(-1, keepdim=True)
-    enough &= top_p < 1
-    enough[:, 0] = False
-    return probs.masked_fill(enough, 0.0)
 
 
 def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> dict[int, TokenLogprob]:

@@ -280,8 +280,8 @@ int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t blo
     return OMNI_OK;
 }
 
-int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int64_t* top_k,
-                    const float* top_p, const double* uniform, int64_t* tokens) try {
+int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const double* temperature, const int64_t* top_k,
+                    const double* top_p, const double* uniform, int64_t* tokens) try {
     std::vector<double> p(static_cast<size_t>(vocab));
     std::vector<int64_t> order(static_cast<size_t>(vocab));
     for (int64_t r = 0; r < rows; r++) {
@@ -304,7 +304,7 @@ int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const floa
             for (int64_t i = 0; i < k; i++) left += p[order[i]];
             for (int64_t i = 0; i < k; i++) {
                 const double here = p[order[i]];
-                if (top_p[r] < 1 && i > 0 && before >= double(top_p[r]) * left) p[order[i]] = 0;
+                if (top_p[r] < 1 && i > 0 && before >= top_p[r] * left) p[order[i]] = 0;
                 before += here;
             }
             total = 0;

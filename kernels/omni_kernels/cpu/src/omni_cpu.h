@@ -128,8 +128,8 @@ OMNI_API int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, in
                       int64_t k_row_stride, int64_t v_row_stride);
 OMNI_API int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t block_bytes, const int64_t* ids, int64_t n,
                      uint8_t* data, int32_t to_cache);
-OMNI_API int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const int64_t* top_k,
-                    const float* top_p, const double* uniform, int64_t* tokens);
+OMNI_API int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const double* temperature, const int64_t* top_k,
+                    const double* top_p, const double* uniform, int64_t* tokens);
 OMNI_API int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
 
 OMNI_API double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
