@@ -12,7 +12,9 @@ from typing import Final, assert_never
 
 from msgspec import Struct
 
-from omni_proxy.apc.index import NoIndex, PrefixIndex
+from omni_proxy.apc.caches import Caches
+from omni_proxy.apc.homes import Homes
+from omni_proxy.apc.index import CacheLearner, NoIndex, NoLearner, PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.retries import RetryPolicy, Verdict, error_of
@@ -21,6 +23,9 @@ from omni_proxy.messages import (
     Abort,
     Adopted,
     Arrived,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
     Cancelled,
     Close,
     DecodeDone,
@@ -42,6 +47,7 @@ from omni_proxy.messages import (
     Tick,
     Tokenize,
     Tokenized,
+    Usage,
     WorkerAdded,
     WorkerDown,
     WorkerDraining,
@@ -66,7 +72,7 @@ class CoreSettings(Struct, frozen=True):
     schedule_mode: Mode | None = None
     """None: what the members can do, sequential before parallel before aggregated."""
     prefix_aware: bool = False
-    prefill_placer: str = "fewest-tokens"
+    prefill_placer: str = "fewest-uncached-tokens"
     decode_placer: str = "fewest-kv-tokens"
     queue_timeout_s: float = 60.0
     no_worker_timeout_s: float = 10.0
@@ -81,12 +87,15 @@ class Core:
 
     def __init__(self, settings: CoreSettings, index: PrefixIndex | None = None) -> None:
         self._settings = settings
-        self._index = NoIndex() if index is None else index
+        caches = Caches() if settings.prefix_aware and index is None else None
+        self._index: PrefixIndex = index if index is not None else caches or NoIndex()
+        self._learner: CacheLearner = caches or NoLearner()
+        self._homes = Homes() if settings.prefix_aware else None
         self._ledger = Ledger(settings.max_fails, settings.fail_timeout_s)
         self._pools = Pools(self._ledger, settings.schedule_mode)
         prefill: Placer = PREFILL_PLACERS[settings.prefill_placer]()
         decode: Placer = DECODE_PLACERS[settings.decode_placer]()
-        self._planner = Planner(self._ledger, self._pools, prefill, decode)
+        self._planner = Planner(self._ledger, self._pools, prefill, decode, self._index, self._homes)
         self._requests: dict[str, Request] = {}
         self._effects: list[Effect] = []
         self._now = 0.0
@@ -123,6 +132,8 @@ class Core:
                 self._adopted(event, now)
             case Tick():
                 self._tick(now)
+            case BlocksStored() | BlocksRemoved() | CacheCleared():
+                self._learner.heard(event)
             case _:
                 assert_never(event)
         return effects
@@ -219,6 +230,9 @@ class Core:
     def _admit(self, request: Request, now: float) -> None:
         if self._settings.prefix_aware:
             request.move(On.MATCH, now)
+            request.cached = self._index.match(request.block_keys)
+            if self._homes is not None:
+                self._homes.saw(request.block_keys)
         self._enqueue(request, now)
         self._plan(now)
         if request.stage in _WAITING:
@@ -259,23 +273,38 @@ class Core:
         if request.stage is Stage.DECODE_WAITING:
             request.move(On.GRANTED, now)
             assert request.decode_lease is not None
+            self._learn_grant(request, request.decode_lease, request.handoff_from is None, now)
             self._effects.append(StartDecode(request.decode_lease, request.handoff_from))
         elif request.mode is Mode.PARALLEL:
             self._start_pair(request, now)
         else:
             request.move(On.GRANTED, now)
             assert request.prefill_lease is not None
+            self._learn_grant(request, request.prefill_lease, True, now)
             self._effects.append(StartPrefill(request.prefill_lease))
 
     def _start_pair(self, request: Request, now: float) -> None:
         prefill, decode = request.prefill_lease, request.decode_lease
         assert prefill is not None
         assert decode is not None
+        self._learn_grant(request, prefill, True, now)
+        self._learn_grant(request, decode, False, now)
         request.fork(now)
         request.move_prefill(On.GRANTED, now)
         request.move(On.GRANTED, now)
         self._effects.append(StartPrefill(prefill, decode.worker))
         self._effects.append(StartDecode(decode, prefill.worker))
+
+    def _learn_grant(self, request: Request, lease: Lease, computes: bool, now: float) -> None:
+        """The prompt's blocks will be on a worker; note what the one that computes them should find of them."""
+        expected = self._learner.granted(lease, request.block_keys, now)
+        if computes and request.block_keys:
+            expected = request.cached.get(lease.worker, 0) if expected is None else expected
+            request.predicted_tokens = min(expected, request.prompt_tokens - 1)
+
+    def _learn_answer(self, request: Request, lease: Lease, usage: Usage, computed: bool, now: float) -> None:
+        predicted = request.predicted_tokens if computed else None
+        self._learner.answered(lease, predicted, usage.cached_tokens, now)
 
     def _current(self, lease: Lease) -> Request | None:
         """The request that holds this very lease; None for a message of an earlier attempt or an ended request."""
@@ -308,6 +337,7 @@ class Core:
         request.prefill_lease = None
         request.prefill_done_at = now
         request.learn(event.usage)
+        self._learn_answer(request, event.lease, event.usage, True, now)
         if request.mode is Mode.PARALLEL:
             request.join()
         elif event.ended:
@@ -353,6 +383,7 @@ class Core:
         self._runs(request, event.lease, now)
         self._ledger.succeeded(self._ledger.holder(event.lease))
         request.learn(event.usage)
+        self._learn_answer(request, event.lease, event.usage, request.mode is Mode.AGGREGATED, now)
         request.decode_lease = None
         self._ledger.release(event.lease)
         self._close(request, On.COMPLETED, now)
@@ -388,6 +419,7 @@ class Core:
         """Take all leases of a request home and abort its legs, except the one that has ended by itself."""
         for lease in _live_leases(request):
             self._ledger.release(lease)
+            self._learner.dropped(lease)
             if lease != keep:
                 self._effects.append(Abort(lease))
         request.prefill_lease = request.decode_lease = None
@@ -425,14 +457,18 @@ class Core:
         match event:
             case WorkerAdded(spec):
                 self._ledger.add(spec)
+                self._learner.member(spec)
             case WorkerUp(spec):
                 self._ledger.put(spec, now)
+                self._learner.member(spec)
             case WorkerDown(name, reason):
                 self._ledger.down(name, reason)
+                self._learner.lost(name, removed=False)
             case WorkerDraining(name):
                 self._ledger.drain(name)
             case WorkerRemoved(name):
                 self._ledger.remove(name)
+                self._learner.lost(name, removed=True)
             case _:
                 raise AssertionError(event)
         self._pools.changed()

@@ -131,6 +131,8 @@ class WorkerSpec(Struct, frozen=True):
     max_fails: int | None = None
     """Failures within `fail_timeout_s` that eject it; None in either: as for all workers."""
     fail_timeout_s: float | None = None
+    block_tokens: int | None = None
+    """Tokens in a block of its KV cache."""
 
 
 class RequestSpec(Struct, frozen=True):
@@ -149,6 +151,8 @@ class RequestSpec(Struct, frozen=True):
     tenant: str = ""
     whole: bool = False
     """One worker must do it all: several answers of one prompt, several prompts, or an answer about the prompt."""
+    session: str = ""
+    """The client's `x-session-id`: its requests belong together."""
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -259,6 +263,35 @@ class Adopted(Struct, frozen=True, tag=True):
     first_token: bool = False
 
 
+class BlocksStored(Struct, frozen=True, tag=True):
+    """A worker's cache holds these blocks from now on."""
+
+    worker: str
+    rank: int
+    """Of the data-parallel rank whose cache it is; 0 where a worker has one cache."""
+    block_tokens: int
+    keys: tuple[int, ...]
+    """For each block the key of the prefix that ends with it (`apc.keys`)."""
+    tier: int = 0
+    """0 device, 1 CPU memory, 2 farther away (`apc.index.Tier`)."""
+
+
+class BlocksRemoved(Struct, frozen=True, tag=True):
+    """A worker's cache has lost these blocks."""
+
+    worker: str
+    rank: int
+    keys: tuple[int, ...]
+    tier: int = 0
+
+
+class CacheCleared(Struct, frozen=True, tag=True):
+    """A worker's cache is empty, or it is not known any more what is in it."""
+
+    worker: str
+    rank: int
+
+
 class Tick(Struct, frozen=True, tag=True):
     """The instant that `next_wakeup` named has come."""
 
@@ -280,6 +313,9 @@ Event = (
     | FrontLost
     | Adopted
     | Tick
+    | BlocksStored
+    | BlocksRemoved
+    | CacheCleared
 )
 
 
@@ -328,6 +364,8 @@ class RequestRecord(Struct, frozen=True):
     cached_tokens: int | None
     completion_tokens: int | None
     tenant: str = ""
+    predicted_tokens: int | None = None
+    """Of the last prompt that was sent to be computed: what its worker was expected to have cached."""
 
     @property
     def arrived_at(self) -> float:

@@ -12,6 +12,9 @@ from omni_proxy.messages import (
     Abort,
     Adopted,
     Arrived,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
     Cancelled,
     Close,
     DecodeDone,
@@ -88,6 +91,9 @@ EVENTS: list[Event] = [
     FrontLost("f1-"),
     Adopted("r", RequestSpec("m", "chat", 100), P, D, "p0", True),
     Tick(),
+    BlocksStored("p0", 1, 128, (1 << 63, 5), 2),
+    BlocksRemoved("p0", 1, (1 << 63,)),
+    CacheCleared("p0", 1),
 ]
 EFFECTS: list[Effect] = [
     Tokenize("r"),

@@ -5,6 +5,8 @@ Only the core changes a request, and its stages only through `move` and `move_pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from omni_proxy.errors import ErrorCode
 from omni_proxy.lifecycle.stages import On, advance
 from omni_proxy.messages import (
@@ -33,6 +35,7 @@ class Request:
         "attempt",
         "avoid",
         "block_keys",
+        "cached",
         "cached_tokens",
         "completion_tokens",
         "decode_lease",
@@ -41,6 +44,7 @@ class Request:
         "marks",
         "mode",
         "placements",
+        "predicted_tokens",
         "prefill_done_at",
         "prefill_lease",
         "prefill_stage",
@@ -68,6 +72,10 @@ class Request:
         """The P whose KV this request may pull; None: no handoff is waiting."""
         self.prompt_tokens = spec.prompt_tokens
         self.block_keys: tuple[int, ...] = ()
+        self.cached: Mapping[str, int] = {}
+        """What each worker has cached of the prompt, in tokens, when that was last looked up."""
+        self.predicted_tokens: int | None = None
+        """What the worker that computes the prompt should find cached."""
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.marks = [Mark(Stage.RECEIVED, now, 0)]
@@ -101,7 +109,12 @@ class Request:
         self.handoff_from = None
         self.prefill_done_at = None
         self.cached_tokens = None
+        self.predicted_tokens = None
         self.completion_tokens = None
+
+    def uncached_on(self, worker: str) -> int:
+        """Prompt tokens that a worker would have to compute; it always computes the last one."""
+        return self.prompt_tokens - min(self.cached.get(worker, 0), max(self.prompt_tokens - 1, 0))
 
     def new_lease(self, worker: str, leg: Leg) -> Lease:
         """A lease that no earlier message can carry."""
@@ -139,4 +152,5 @@ class Request:
             cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             tenant=spec.tenant,
+            predicted_tokens=self.predicted_tokens,
         )

@@ -6,11 +6,13 @@ the worker that was used least recently, so that an idle pool is walked round in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from omni_proxy.messages import Leg, Placement
 from omni_proxy.scheduler.ledger import WorkerLoad, WorkerView
+
+_NOTHING: Final[Mapping[str, int]] = {}
 
 
 class Placer(Protocol):
@@ -19,7 +21,9 @@ class Placer(Protocol):
     @property
     def reason(self) -> str: ...
 
-    def load(self, worker: WorkerView) -> float: ...
+    def load(self, worker: WorkerView, tokens: int) -> float:
+        """`tokens`: what this request would add to the worker; what it has cached is left out."""
+        ...
 
 
 class FewestPrefillTokens:
@@ -27,17 +31,29 @@ class FewestPrefillTokens:
 
     reason = "fewest outstanding prompt tokens"
 
-    def load(self, worker: WorkerView) -> float:
+    def load(self, worker: WorkerView, tokens: int) -> float:
         return worker.prefill_tokens / worker.weight
 
 
+class FewestUncachedTokens:
+    """Prompt tokens that the worker will have to compute for us, those of this request that it has not cached included.
+
+    So a cached prefix draws a request as strongly as the tokens that it saves, and one that all have draws nowhere.
+    """
+
+    reason = "fewest prompt tokens to compute"
+
+    def load(self, worker: WorkerView, tokens: int) -> float:
+        return (worker.prefill_tokens + tokens) / worker.weight
+
+
 class FewestKvTokens:
-    """KV tokens that the worker holds for us."""
+    """KV tokens that the worker holds for us, with those that this request would add."""
 
     reason = "fewest KV tokens"
 
-    def load(self, worker: WorkerView) -> float:
-        return worker.kv_tokens / worker.weight
+    def load(self, worker: WorkerView, tokens: int) -> float:
+        return (worker.kv_tokens + tokens) / worker.weight
 
 
 def trusted(workers: Sequence[WorkerLoad], avoid: frozenset[str], now: float) -> Sequence[WorkerLoad]:
@@ -84,11 +100,29 @@ def has_decode_room(worker: WorkerLoad, tokens: int) -> bool:
 
 
 def pick(
-    candidates: Iterable[WorkerLoad], placer: Placer, leg: Leg, tokens: int, room: Callable[[WorkerLoad, int], bool]
+    candidates: Iterable[WorkerLoad],
+    placer: Placer,
+    leg: Leg,
+    tokens: int,
+    room: Callable[[WorkerLoad, int], bool],
+    cached: Mapping[str, int] = _NOTHING,
 ) -> Placement | None:
-    """The candidate with room that carries the least, or None when nobody has room."""
-    scored = [(placer.load(w), w.last_granted, w.spec.name) for w in candidates if room(w, tokens)]
+    """The candidate with room that carries the least, or None when nobody has room.
+
+    `tokens` is what the request needs where nothing is cached; `cached` what each worker has of it, in tokens.
+    """
+    scored = []
+    for worker in candidates:
+        name = worker.spec.name
+        added = uncached(tokens, cached[name]) if name in cached else tokens
+        if room(worker, added):
+            scored.append((placer.load(worker, added), worker.last_granted, name))
     if not scored:
         return None
     scored.sort()
     return Placement(scored[0][2], leg, placer.reason, tuple([(name, load) for load, _, name in scored[:4]]))
+
+
+def uncached(tokens: int, cached_tokens: int) -> int:
+    """Tokens that are left to compute or to hold: never nothing, as the last token is always computed."""
+    return tokens - min(cached_tokens, max(tokens - 1, 0))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from omni_proxy.apc.homes import Homes
+from omni_proxy.apc.index import NoIndex, PrefixIndex
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import Lease, Leg, Mode, Placement, Stage
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
@@ -23,8 +25,18 @@ DEFAULT_ANSWER_TOKENS = 256
 class Planner:
     """Placement of both legs over one ledger."""
 
-    def __init__(self, ledger: Ledger, pools: Pools, prefill_placer: Placer, decode_placer: Placer) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        pools: Pools,
+        prefill_placer: Placer,
+        decode_placer: Placer,
+        index: PrefixIndex | None = None,
+        homes: Homes | None = None,
+    ) -> None:
         self.ledger = ledger
+        self._index = NoIndex() if index is None else index
+        self._homes = homes
         self.pools = pools
         self.prefill_queue = WaitingQueue()
         self.decode_queue = WaitingQueue()
@@ -93,6 +105,8 @@ class Planner:
 
     def _serve(self, queue: WaitingQueue, place: _Place, now: float) -> Iterator[Request]:
         for request in queue.fronts():
+            if request.block_keys:  # caches have changed since it came
+                request.cached = self._index.match(request.block_keys)
             if place(request, now):
                 queue.remove(request)
                 yield request
@@ -105,22 +119,21 @@ class Planner:
         able = self._candidates(pool.prefill, request, now)
         if pool.mode is Mode.PARALLEL:
             return self._place_pair(request, pool, able, now)
-        prefill = pick(able, self._prefill_placer, Leg.PREFILL, request.prompt_tokens, has_prefill_room)
+        prefill = self._pick_prefill(request, able)
         if prefill is None:
             return False
         request.mode = pool.mode
-        request.prefill_lease = self._grant(request, prefill, request.prompt_tokens, request.prompt_tokens)
+        request.prefill_lease = self._grant_prefill(request, prefill)
         return True
 
     def _place_pair(self, request: Request, pool: Pool, able: Sequence[WorkerLoad], now: float) -> bool:
         """Grant both legs or none: the least loaded P one of whose partners has room, and that partner."""
-        tokens = request.prompt_tokens
-        while (prefill := pick(able, self._prefill_placer, Leg.PREFILL, tokens, has_prefill_room)) is not None:
+        while (prefill := self._pick_prefill(request, able)) is not None:
             domain = next(domain_of(w.spec) for w in able if w.spec.name == prefill.worker)
             decode = self._pick_decode(request, pool.partners.get(domain, ()), now)
             if decode is not None:
                 request.mode = pool.mode
-                request.prefill_lease = self._grant(request, prefill, tokens, tokens)
+                request.prefill_lease = self._grant_prefill(request, prefill)
                 request.decode_lease = self._grant(request, decode, 0, _kv_tokens(request))
                 return True
             able = [w for w in able if domain_of(w.spec) != domain]
@@ -137,7 +150,7 @@ class Planner:
         prefill_tokens = 0
         if request.handoff_from is None:
             request.mode = Mode.AGGREGATED
-            prefill_tokens = request.prompt_tokens
+            prefill_tokens = request.uncached_on(placement.worker)
         request.decode_lease = self._grant(request, placement, prefill_tokens, _kv_tokens(request))
         return True
 
@@ -168,7 +181,32 @@ class Planner:
 
     def _pick_decode(self, request: Request, able: Sequence[WorkerLoad], now: float) -> Placement | None:
         able = self._candidates(able, request, now)
-        return pick(able, self._decode_placer, Leg.DECODE, _kv_tokens(request), has_decode_room)
+        return pick(able, self._decode_placer, Leg.DECODE, _kv_tokens(request), has_decode_room, request.cached)
+
+    def _pick_prefill(self, request: Request, able: Sequence[WorkerLoad]) -> Placement | None:
+        """The least loaded, counting what it has cached; the prompt's home where no cache speaks for anybody."""
+        if len({request.cached.get(w.spec.name, 0) for w in able}) == 1:
+            home = self._home(request, able)
+            if home is not None:
+                return Placement(home, Leg.PREFILL, "home of its prefix")
+        return pick(able, self._prefill_placer, Leg.PREFILL, request.prompt_tokens, has_prefill_room, request.cached)
+
+    def _home(self, request: Request, able: Sequence[WorkerLoad]) -> str | None:
+        if self._homes is None or not (request.block_keys or request.spec.session):
+            return None
+        tokens = request.prompt_tokens
+        open_to_it = {w.spec.name: w for w in able if has_prefill_room(w, tokens)}
+        if not open_to_it:
+            return None
+
+        def load(name: str) -> float:
+            worker = open_to_it[name]
+            return worker.prefill_tokens / worker.weight
+
+        return self._homes.home(request.spec.session, request.block_keys, tuple(open_to_it), load, tokens)
+
+    def _grant_prefill(self, request: Request, placement: Placement) -> Lease:
+        return self._grant(request, placement, request.uncached_on(placement.worker), request.prompt_tokens)
 
     def _candidates(self, workers: Sequence[WorkerLoad], request: Request, now: float) -> Sequence[WorkerLoad]:
         if request.prompt_tokens >= self.ledger.shortest_context:

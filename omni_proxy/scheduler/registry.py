@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from omni_proxy.scheduler.placement import FewestKvTokens, FewestPrefillTokens, Placer
+from omni_proxy.scheduler.placement import FewestKvTokens, FewestPrefillTokens, FewestUncachedTokens, Placer
 
-PREFILL_PLACERS: Final[Mapping[str, type[Placer]]] = {"fewest-tokens": FewestPrefillTokens}
+PREFILL_PLACERS: Final[Mapping[str, type[Placer]]] = {
+    "fewest-tokens": FewestPrefillTokens,
+    "fewest-uncached-tokens": FewestUncachedTokens,
+}
 DECODE_PLACERS: Final[Mapping[str, type[Placer]]] = {"fewest-kv-tokens": FewestKvTokens}

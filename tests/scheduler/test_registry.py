@@ -13,14 +13,14 @@ from tests.core.steps import worker
 @pytest.mark.parametrize("name", PREFILL_PLACERS)
 def test_every_prefill_placer_measures_an_idle_worker(name: str) -> None:
     placer = PREFILL_PLACERS[name]()
-    assert placer.load(Ledger().put(worker("p0"))) == 0.0
+    assert placer.load(Ledger().put(worker("p0")), 0) == 0.0
     assert placer.reason
 
 
 @pytest.mark.parametrize("name", DECODE_PLACERS)
 def test_every_decode_placer_measures_an_idle_worker(name: str) -> None:
     placer = DECODE_PLACERS[name]()
-    assert placer.load(Ledger().put(worker("d0"))) == 0.0
+    assert placer.load(Ledger().put(worker("d0")), 0) == 0.0
     assert placer.reason
 
 

@@ -1,0 +1,30 @@
+"""The home of a prompt: by its session, else by the beginning that it does not share with nearly everybody. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from omni_proxy.apc.popularity import Popularity
+from omni_proxy.apc.ring import Ring
+
+
+class Homes:
+    """The ring, and what the traffic has in common."""
+
+    def __init__(self) -> None:
+        self._ring = Ring()
+        self._popularity = Popularity()
+
+    def saw(self, keys: Sequence[int]) -> None:
+        """A prompt came."""
+        if keys:
+            self._popularity.count(keys)
+
+    def home(
+        self, session: str, keys: Sequence[int], names: Sequence[str], load: Callable[[str], float], tokens: float
+    ) -> str | None:
+        """The worker that a prompt which nobody holds should go to; None: it has no home, or all are too busy."""
+        key = session or self._popularity.own_part(keys)
+        if key is None or len(names) < 2:
+            return None
+        return self._ring.home(str(key), names, load, tokens)
