@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from omni_proxy import __version__
-from omni_proxy.config import Config, ConfigError, effective, load
+from omni_proxy.config import Config, ConfigError, ConnectorName, effective, load
 from omni_proxy.sim import options as sim_options
 
 EXIT_USAGE: Final = 2
@@ -53,10 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_worker(commands)
     _add_check(commands)
+    _add_import_nginx(commands)
     _add_children(commands)
     _add_place(commands)
     sim_options.add_simulate(commands, _simulate)
     sim_options.add_replay(commands, _replay)
+    sim_options.add_bench(commands, _bench)
     return parser
 
 
@@ -68,6 +70,7 @@ def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     up.add_argument("--port", type=_port, default=8000, metavar="P", help="port to listen on (default 8000)")
     up.add_argument("--access-log", default=None, metavar="FILE", help="write an access log; - is standard output")
+    _add_expert_parallel(up)
     up.set_defaults(run=_up)
 
 
@@ -95,6 +98,18 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     check.set_defaults(run=_check)
 
 
+def _add_import_nginx(commands: argparse._SubParsersAction[_Parser]) -> None:
+    importing = commands.add_parser("import-nginx", help="turn an nginx config into one of ours")
+    importing.add_argument("source", type=Path, metavar="NGINX.CONF")
+    importing.add_argument("-o", "--output", type=Path, default=None, metavar="FILE", help="default: standard output")
+    for leg in ("prefill", "decode"):
+        help_text = f"this upstream's workers do {leg}; default: those whose name says so"
+        importing.add_argument(f"--{leg}", action="append", default=[], metavar="UPSTREAM", help=help_text)
+    names = [name.value for name in ConnectorName]
+    importing.add_argument("--connector", choices=names, default="vllm-nixl", help="of prefill and decode workers")
+    importing.set_defaults(run=_import_nginx)
+
+
 def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker = commands.add_parser("worker", help="run one embedded worker")
     worker.add_argument("--role", choices=("prefill", "decode", "mixed"), default="mixed")
@@ -114,12 +129,19 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
     worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     worker.add_argument("--threads", type=_positive, default=1, metavar="N")
+    _add_expert_parallel(worker)
     worker.add_argument("--drain", type=_seconds, default=5.0, metavar="SECONDS")
     worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="warning")
     worker.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
     worker.add_argument("--parent-fd", type=int, default=None, help=argparse.SUPPRESS)
     sim_options.add_pretending(worker)
     worker.set_defaults(run=_worker)
+
+
+def _add_expert_parallel(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--expert-parallel", type=_count, default=1, metavar="N", help="processes that share experts")
+    command.add_argument("--expert-redundancy", type=_whole, default=None, metavar="N", help="extra replicas per layer")
+    command.add_argument("--expert-window", type=_whole, default=256, metavar="STEPS", help="0 never moves experts")
 
 
 def _add_place(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -188,7 +210,18 @@ def _up(options: argparse.Namespace) -> int:
     model = options.model or demo_model()
     name = DEMO_NAME if options.model is None else model.resolve().name
     return run_up(
-        UpOptions(model, name, options.prefill, options.decode, options.host, options.port, options.access_log)
+        UpOptions(
+            model,
+            name,
+            options.prefill,
+            options.decode,
+            options.host,
+            options.port,
+            options.access_log,
+            options.expert_parallel,
+            options.expert_redundancy,
+            options.expert_window,
+        )
     )
 
 
@@ -229,12 +262,14 @@ def run_serve(config: Config) -> int:
 
 
 async def _serve_until_stopped(config: Config) -> None:
-    from omni_proxy.api.serving import listening_socket, stop_signals
+    from omni_proxy.api.serving import calm_collector, listening_socket, stop_signals
     from omni_proxy.build import Gateway
 
     listen = config.listen
     with listening_socket(listen.host, listen.port, listen.backlog) as sock, stop_signals() as (stop, force):
-        await Gateway(config).serve(sock, stop, force)
+        gateway = Gateway(config)
+        calm_collector()
+        await gateway.serve(sock, stop, force)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -270,6 +305,9 @@ def _worker(options: argparse.Namespace) -> int:
             kv_load_failure_policy=options.kv_load_failure_policy,
             dtype=options.dtype,
             threads=options.threads,
+            expert_parallel=options.expert_parallel,
+            expert_redundancy=options.expert_redundancy,
+            expert_window_steps=options.expert_window,
             side_channel_port=options.side_channel_port,
             ready_fd=options.ready_fd,
             parent_fd=options.parent_fd,
@@ -277,6 +315,13 @@ def _worker(options: argparse.Namespace) -> int:
             drain_s=options.drain,
         )
     )
+
+
+def _import_nginx(options: argparse.Namespace) -> int:
+    from omni_proxy.import_nginx.command import ImportOptions, run_import
+
+    roles = tuple(options.prefill), tuple(options.decode)
+    return run_import(ImportOptions(options.source, options.output, *roles, options.connector))
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -291,6 +336,12 @@ def _replay(options: argparse.Namespace) -> int:
     from omni_proxy.sim.replay import run_replay
 
     return run_replay(options, Core, print)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from omni_proxy.sim.bench.command import bench
+
+    return bench(options, print)
 
 
 def _place(options: argparse.Namespace) -> int:

@@ -8,9 +8,8 @@ same call: whoever carries the effects out may fail or be cancelled and can lose
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, assert_never
-
-from msgspec import Struct
 
 from omni_proxy.apc.caches import Caches
 from omni_proxy.apc.homes import Homes
@@ -66,7 +65,8 @@ _OUTCOMES: Final[Mapping[On, Outcome]] = {On(outcome.value): outcome for outcome
 _WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
 
 
-class CoreSettings(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
     """What an operator may set; seconds and tokens as the names say."""
 
     schedule_mode: Mode | None = None
@@ -76,8 +76,8 @@ class CoreSettings(Struct, frozen=True):
     decode_placer: str = "fewest-kv-tokens"
     queue_timeout_s: float = 60.0
     no_worker_timeout_s: float = 10.0
-    admission: Admission = Admission()
-    retries: RetryPolicy = RetryPolicy()
+    admission: Admission = field(default_factory=Admission)
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
     max_fails: int = 1
     fail_timeout_s: float = 10.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from omni_proxy.api.serving import listening_socket, stop_signals
+from omni_proxy.api.serving import calm_collector, listening_socket, stop_signals
 from omni_proxy.build import Gateway
 from omni_proxy.config import AccessLog, Config, ConfigError, ConnectorName, Limits, Listen, Model, Timeouts, Worker
 from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report, StartFailed
@@ -32,6 +32,9 @@ class UpOptions:
     host: str
     port: int
     access_log: str | None
+    expert_parallel: int = 1
+    expert_redundancy: int | None = None
+    expert_window: int = 256
 
 
 def run_up(options: UpOptions) -> int:
@@ -67,6 +70,7 @@ class _Up:
             self._port = sock.getsockname()[1]
             with stop_signals() as (stop, force):
                 self._gateway = Gateway(config)
+                calm_collector()
                 await self._serve_with_workers(self._gateway, sock, stop, force)
         _say("Stopped.")
 
@@ -101,7 +105,16 @@ class _Up:
             f"--role={role.value}",
             f"--model={options.model}",
             f"--served-model-name={options.model_name}",
+            *self._expert_arguments(),
         )
+
+    def _expert_arguments(self) -> tuple[str, ...]:
+        options = self._options
+        if options.expert_parallel == 1:
+            return ()
+        redundancy = options.expert_redundancy
+        extra = () if redundancy is None else (f"--expert-redundancy={redundancy}",)
+        return (f"--expert-parallel={options.expert_parallel}", f"--expert-window={options.expert_window}", *extra)
 
     # ------------------------------------------------------------------- what happens
 

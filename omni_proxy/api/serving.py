@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import signal
 import socket
@@ -79,10 +80,11 @@ class FrontServer:
             self._tls.refresh()
 
     def _close_idle(self) -> None:
-        before = asyncio.get_running_loop().time() - self._config.timeouts.client_keepalive_s
+        now, timeouts = asyncio.get_running_loop().time(), self._config.timeouts
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, FrontProtocol):
-                connection.close_if_idle(before)
+                connection.close_if_idle(now - timeouts.client_keepalive_s)
+                connection.drop_if_stuck(now, timeouts.client_send_s)
 
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
         timeouts = self._config.timeouts
@@ -156,6 +158,17 @@ def listening_socket(host: str, port: int, backlog: int, share_port: bool = Fals
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from exc
     return sock
+
+
+def calm_collector() -> None:
+    """For a process that serves from now on: leave what was loaded out of garbage collections, and make them rare.
+
+    Requests leave no cycles behind, so that the collector finds next to nothing; at its default of 700 allocations
+    it ran several times in every request and took a fifth of its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 async def every(seconds: float, what: Callable[[], None]) -> None:

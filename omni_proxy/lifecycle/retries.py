@@ -6,10 +6,9 @@ that died before its first byte may go on elsewhere, because its prompt is compu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
-
-from msgspec import Struct
 
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import Failure, FailureKind, Leg
@@ -27,7 +26,8 @@ class Verdict(Enum):
     """Another D with the KV parameters that P gave."""
 
 
-class RetryPolicy(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
     """`max_retries` bounds all attempts of one request together; 0 switches retries off."""
 
     max_retries: int = 2

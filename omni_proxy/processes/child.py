@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from omni_proxy.api.serving import listening_socket, stop_signals
+from omni_proxy.api.serving import calm_collector, listening_socket, stop_signals
 from omni_proxy.launcher import Ready
 from omni_proxy.processes.front_process import FrontProcess
 from omni_proxy.processes.run_dir import RunDir
@@ -36,6 +36,7 @@ async def _scheduler(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
     with stop_signals() as (stop, _):
         watcher = await _end_with_parent(parent_fd, stop)
         process = SchedulerProcess(run_dir.read_config())
+        calm_collector()
         serving = asyncio.create_task(process.serve(run_dir, stop))
         _say_ready(ready_fd, 0)
         await serving
@@ -48,6 +49,7 @@ async def _front(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
     with stop_signals() as (stop, force):
         watcher = await _end_with_parent(parent_fd, stop, force)
         process = FrontProcess(config, run_dir)
+        calm_collector()
         # Our part of the port's clients comes to us only once somebody can schedule them.
         linking = asyncio.create_task(process.keep_linked(), name="link")
         try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
-
-from msgspec import Struct
 
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
@@ -13,14 +12,14 @@ from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
 
-
 _NOBODY_ALONE = (
-    "Several answers or prompts in one request, 'echo' and 'prompt_logprobs' need a worker that does prefill and decode, "
-    "and this model has none."
+    "Several answers or prompts in one request, 'echo' and 'prompt_logprobs' need a worker that does prefill and "
+    "decode, and this model has none."
 )
 
 
-class Admission(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Admission:
     """Bounds of what may wait. A request that could start at once is never refused for the queue's sake."""
 
     max_waiting_requests: int = 4096

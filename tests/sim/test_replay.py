@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from omni_proxy.cli import main
@@ -59,7 +59,7 @@ def test_the_first_difference_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_another_core_is_found_out(tmp_path: Path) -> None:
     record(tmp_path / "log")
-    done = replay(tmp_path / "log", lambda s: Core(msgspec.structs.replace(s, queue_timeout_s=0.1)))
+    done = replay(tmp_path / "log", lambda s: Core(dataclasses.replace(s, queue_timeout_s=0.1)))
     assert done.difference is not None
 
 
