@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     sim_options.add_simulate(commands, _simulate)
     sim_options.add_replay(commands, _replay)
     sim_options.add_bench(commands, _bench)
+    sim_options.add_bench(commands, _bench)
     return parser
 
 
@@ -336,6 +337,12 @@ def _replay(options: argparse.Namespace) -> int:
     from omni_proxy.sim.replay import run_replay
 
     return run_replay(options, Core, print)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from omni_proxy.sim.bench.command import bench
+
+    return bench(options, print)
 
 
 def _bench(options: argparse.Namespace) -> int:

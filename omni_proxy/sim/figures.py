@@ -99,32 +99,52 @@ def latency(record: RequestRecord) -> Latency | None:
     return Latency(record.arrived_at, first - record.arrived_at, tpot, end - record.arrived_at)
 
 
+class Totals(Struct, frozen=True):
+    """What is counted over all requests of a run, answered or not."""
+
+    outcomes: dict[str, int]
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
 def figures(records: Sequence[RequestRecord], slo: Slo) -> Figures:
     """The figures of a run. There must be at least one record."""
     answered = [found for record in records if (found := latency(record)) is not None]
     ends = [r.ended_at for r in records if r.ended_at is not None]
-    seconds = max(ends, default=0.0) - min(r.arrived_at for r in records)
-    good = sum(found.meets(slo) for found in answered)
-    tpots = [found.tpot for found in answered if found.tpot is not None]
-    prompt_tokens = sum(r.prompt_tokens for r in records)
-    per_second = 1 / seconds if seconds > 0 else 0.0
-    return Figures(
-        requests=len(records),
+    totals = Totals(
         outcomes=_outcomes(records),
-        seconds=seconds,
+        seconds=max(ends, default=0.0) - min(r.arrived_at for r in records),
+        prompt_tokens=sum(r.prompt_tokens for r in records),
+        completion_tokens=sum(r.completion_tokens or 0 for r in records),
+        cached_tokens=sum(r.cached_tokens or 0 for r in records),
+    )
+    return summarise(answered, totals, slo, _stages(records))
+
+
+def summarise(answered: Sequence[Latency], totals: Totals, slo: Slo, stages: dict[str, Spread]) -> Figures:
+    """The figures of requests of which `answered` were answered whole."""
+    requests = max(1, sum(totals.outcomes.values()))
+    good = sum(found.meets(slo) for found in answered)
+    per_second = 1 / totals.seconds if totals.seconds > 0 else 0.0
+    return Figures(
+        requests=requests,
+        outcomes=totals.outcomes,
+        seconds=totals.seconds,
         ttft=spread(found.ttft for found in answered),
-        tpot=spread(tpots),
+        tpot=spread(found.tpot for found in answered if found.tpot is not None),
         e2e=spread(found.e2e for found in answered),
         slo=slo,
-        attained=good / len(records),
-        ttft_attained=sum(found.ttft <= slo.ttft for found in answered) / len(records),
-        tpot_attained=sum(found.tpot is None or found.tpot <= slo.tpot for found in answered) / len(records),
+        attained=good / requests,
+        ttft_attained=sum(found.ttft <= slo.ttft for found in answered) / requests,
+        tpot_attained=sum(found.tpot is None or found.tpot <= slo.tpot for found in answered) / requests,
         goodput=good * per_second,
         qpm=60 * len(answered) * per_second,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=sum(r.completion_tokens or 0 for r in records),
-        cached_share=sum(r.cached_tokens or 0 for r in records) / max(1, prompt_tokens),
-        stages=_stages(records),
+        prompt_tokens=totals.prompt_tokens,
+        completion_tokens=totals.completion_tokens,
+        cached_share=totals.cached_tokens / max(1, totals.prompt_tokens),
+        stages=stages,
     )
 
 

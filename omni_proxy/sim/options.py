@@ -101,6 +101,31 @@ def add_plan(commands: Any, run: Run) -> None:
     parser.set_defaults(run=run)
 
 
+def add_bench(commands: Any, run: Run) -> None:
+    """`omni-proxy bench`."""
+    parser = commands.add_parser("bench", help="send a workload to a server and measure its answers")
+    parser.add_argument("--url", required=True, metavar="URL", help="http://HOST:PORT of a gateway or a worker")
+    parser.add_argument("--model", default=None, metavar="NAME", help="default: the first of /v1/models")
+    add_workload(parser)
+    parser.add_argument("--rate", type=above_zero, default=None, metavar="R", help="requests a second, on average")
+    parser.add_argument(
+        "--concurrency", type=number_from(1), default=None, metavar="N", help="closed loop: N at a time"
+    )
+    parser.add_argument(
+        "--speed", type=above_zero, default=1.0, metavar="X", help="compress time as workers with --speed X do"
+    )
+    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions")
+    parser.add_argument("--prompt", choices=("words", "ids"), default="words", help="write prompts as words or ids")
+    parser.add_argument("--vocabulary", type=number_from(64), default=4096, metavar="N", help="ids are below N")
+    parser.add_argument("--no-stream", action="store_true", help="ask for whole answers")
+    parser.add_argument("--respect-eos", action="store_true", help="let answers end by themselves")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME: VALUE", help="send this header, too")
+    parser.add_argument("--timeout", type=above_zero, default=600.0, metavar="S", help="of one request (default 600)")
+    parser.add_argument("--slo", default="", metavar="ttft=S,tpot=S", help="limits for goodput (ttft=2,tpot=0.05)")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write everything as JSON")
+    parser.set_defaults(run=run)
+
+
 def add_pretending(worker: argparse.ArgumentParser) -> None:
     """The options of `omni-proxy worker` that only a pretending one has."""
     group = worker.add_argument_group("pretending", "spend simulated time instead of computing")
