@@ -36,6 +36,10 @@ INTERNAL_FIELDS: Final = frozenset(
 Fields = dict[str, Raw]
 
 
+_INT64: Final = 2**63 - 1
+"""Numbers that the core hears of travel between processes."""
+
+
 class _Message(Struct):
     role: str
     content: Raw = Raw(b"null")
@@ -46,17 +50,18 @@ class _Shared(Struct):
 
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
-    best_of: Annotated[int, Meta(ge=1)] | None = None
-    priority: int | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    n: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    priority: Annotated[int, Meta(ge=-_INT64, le=_INT64)] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(ge=0)] | None = None
     stop: str | list[str] | None = None
     stream_options: _StreamOptions | None = None
     echo: bool | None = None
     prompt_logprobs: int | None = None
+    use_beam_search: bool | None = None
 
 
 class _StreamOptions(Struct):
@@ -74,6 +79,7 @@ class _Completion(_Shared, kw_only=True):
 _TOP = msgspec.json.Decoder(Fields)
 _CHAT = msgspec.json.Decoder(_Chat)
 _COMPLETION = msgspec.json.Decoder(_Completion)
+_NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
@@ -94,6 +100,8 @@ class Call(Struct):
     samples: int = 1
     whole: bool = False
     """Must be computed by one worker: several answers, or an answer about the prompt itself."""
+    whole_because: str | None = None
+    """The field that asks for that."""
     tampered: bool = False
     """The client sent internal fields; they must not reach a worker."""
 
@@ -101,15 +109,17 @@ class Call(Struct):
 def parse_call(path: str, body: bytes) -> Call:
     """Check a body and take from it what the gateway needs. Raises Rejected, naming the field."""
     try:
-        shown: _Chat | _Completion = _CHAT.decode(body) if path == CHAT else _COMPLETION.decode(body)
-        fields = _TOP.decode(body)
+        shown, fields = _decode(path, body)
     except msgspec.ValidationError as exc:
         raise _wrong_field(str(exc), body) from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise Rejected(ErrorCode.INVALID_JSON, f"The request body is not valid JSON: {exc}.") from exc
+    except _NOT_JSON as exc:
+        raise _invalid_json(exc) from exc
     prompts = 1 if isinstance(shown, _Chat) else _count_prompts(shown.prompt)
+    if shown.max_tokens == 0 and shown.echo is not True:
+        raise Rejected(ErrorCode.INVALID_VALUE, "'max_tokens' must be at least 1.", "max_tokens")
     stream, options = shown.stream is True, shown.stream_options
     samples = max(shown.n or 1, shown.best_of or 1)
+    because = _why_whole(shown, samples, prompts)
     return Call(
         path=path,
         body=body,
@@ -121,9 +131,35 @@ def parse_call(path: str, body: bytes) -> Call:
         wants_usage=stream and options is not None and options.include_usage is True,
         prompts=prompts,
         samples=samples,
-        whole=samples > 1 or prompts > 1 or shown.echo is True or shown.prompt_logprobs is not None,
+        whole=because is not None,
+        whole_because=because,
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
     )
+
+
+def _decode(path: str, body: bytes) -> tuple[_Chat | _Completion, Fields]:
+    if not body.isascii():
+        body.decode()  # fields that nobody reads here must be text all the same
+    shown: _Chat | _Completion = _CHAT.decode(body) if path == CHAT else _COMPLETION.decode(body)
+    return shown, _TOP.decode(body)
+
+
+def _why_whole(shown: _Chat | _Completion, samples: int, prompts: int) -> str | None:
+    """The field for which one worker must do it all, or None."""
+    if samples > 1:
+        return "n" if (shown.n or 1) > 1 else "best_of"
+    if prompts > 1:
+        return "prompt"
+    if shown.echo is True:
+        return "echo"
+    if shown.use_beam_search is True:
+        return "use_beam_search"
+    return None if shown.prompt_logprobs is None else "prompt_logprobs"
+
+
+def _invalid_json(exc: Exception) -> Rejected:
+    what = "UTF-8 text" if isinstance(exc, UnicodeDecodeError) else "valid JSON"
+    return Rejected(ErrorCode.INVALID_JSON, f"The request body is not {what}: {exc}.")
 
 
 def _wrong_field(message: str, body: bytes) -> Rejected:
@@ -136,7 +172,10 @@ def _wrong_field(message: str, body: bytes) -> Rejected:
         return Rejected(ErrorCode.INVALID_VALUE, f"'{name}' is required.", name)
     if place is None or not place[1]:
         return Rejected(ErrorCode.INVALID_JSON, f"The request body must be a JSON object: {rule}.")
-    shown = bytes(_TOP.decode(body).get(place[1].partition(".")[0].partition("[")[0], b""))[:80]
+    try:
+        shown = bytes(_TOP.decode(body).get(place[1].partition(".")[0].partition("[")[0], b""))[:80]
+    except _NOT_JSON as exc:  # behind the wrong value it is not even JSON
+        return _invalid_json(exc)
     text = shown.decode("utf-8", "replace")
     return Rejected(ErrorCode.INVALID_VALUE, f"'{place[1]}' is not valid: {rule}; got {text}.", place[1])
 

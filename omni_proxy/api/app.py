@@ -117,7 +117,9 @@ def _error(code: ErrorCode, message: str, param: str | None = None) -> Response:
 async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405 or request.url.path in HOT_PATHS:
-        return _error(ErrorCode.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}.")
+        error = _error(ErrorCode.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}.")
+        error.headers["allow"] = "POST" if request.url.path in HOT_PATHS else (exc.headers or {}).get("allow", "GET")
+        return error
     if exc.status_code == 404:
         return _error(ErrorCode.NOT_FOUND, f"There is no route {request.url.path}.")
     return _json(error_json(ErrorCode.INVALID_VALUE, str(exc.detail)), exc.status_code)

@@ -11,11 +11,13 @@ import random
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
+
+import msgspec
 
 from omni_proxy.api.exchange import ClientSide, Exchange
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
-from omni_proxy.call import Call, append_fields
+from omni_proxy.call import Call, Fields, append_fields, encode_fields
 from omni_proxy.errors import Rejected
 from omni_proxy.messages import (
     Abort,
@@ -26,13 +28,15 @@ from omni_proxy.messages import (
     FailureKind,
     Lease,
     LegFailed,
+    Outcome,
     StartDecode,
     StartPrefill,
     Tokenize,
+    Tokenized,
 )
 from omni_proxy.workers.upstream import Upstream
 
-FORCED_USAGE = ("stream_options", b'{"include_usage":true}')
+FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
 """Asked of every D so that streams are counted in true tokens; taken out again before the client."""
 
 
@@ -49,6 +53,8 @@ class EdgeLimits:
     first_byte_s: float = 600.0
     inter_chunk_s: float = 300.0
     client_send_s: float = 60.0
+    tokenize_s: float = 10.0
+    """After this a request goes on with an estimate of its length: tokenising is a help, not a condition."""
 
 
 class Edge:
@@ -143,6 +149,7 @@ class Edge:
     def _tokenize(self, rid: str) -> None:
         exchange = self.exchanges.get(rid)
         if exchange is not None and exchange.call is not None and self._count_tokens is not None:
+            exchange.tokenizing_since = self._loop.time()
             self._count_tokens(rid, exchange.call)
 
     def _start_prefill(self, lease: Lease, peer: str | None) -> None:
@@ -152,6 +159,8 @@ class Edge:
         if upstream is None:
             self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
             return
+        self._give_up_kv(exchange)
+        exchange.prefill_pending = peer is not None
         if peer is not None or exchange.room == 0:
             exchange.room = self._random.getrandbits(63)
         body = upstream.connector.prefill_body(exchange.call, exchange.room, upstream.peer)
@@ -166,10 +175,12 @@ class Edge:
             return
         call = exchange.call
         prefill = self._upstreams.get(peer) if peer is not None else None
-        handoff = exchange.handoff if peer is not None else None
+        if peer is None:
+            self._give_up_kv(exchange)
+        handoff = exchange.handoff
         extra = upstream.connector.decode_fields(exchange.room, prefill.peer if prefill else None, handoff)
         forced = call.stream and not call.wants_usage
-        body = append_fields(call, [*extra, FORCED_USAGE] if forced else extra)
+        body = append_fields(call, [*extra, _forced_usage(call)] if forced else extra)
         leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
         self._send(leg, upstream, body)
 
@@ -187,6 +198,7 @@ class Edge:
         leg = exchange.legs.pop(lease.attempt, None) if exchange is not None else None
         if leg is not None and leg.ticket is not None:
             leg.ticket.abort()
+            leg.ticket = None
 
     def _close(self, close: Close) -> None:
         exchange = self.exchanges.pop(close.rid, None)
@@ -195,14 +207,21 @@ class Edge:
         exchange.close(close)
         self._release_kv(exchange, close)
         self._on_closed(exchange, close)
+        exchange.call = None  # an idle connection remembers its last exchange, and bodies are large
 
     def _release_kv(self, exchange: Exchange, close: Close) -> None:
-        """P answered and D will not come: free P's blocks now where the engine has a call for it."""
-        if exchange.handoff is None or close.record.first_token_at is not None or close.outcome == "completed":
+        """P answered and D will not come: what P keeps is of no use to anybody."""
+        if close.record.first_token_at is None and close.outcome is not Outcome.COMPLETED:
+            self._give_up_kv(exchange)
+
+    def _give_up_kv(self, exchange: Exchange) -> None:
+        """Free P's blocks now where the engine has a call for it, and take P's parameters for gone."""
+        handoff, exchange.handoff = exchange.handoff, None
+        if handoff is None:
             return
         upstream = self._upstreams.get(exchange.handoff_from or "")
         if upstream is not None:
-            upstream.release(exchange.handoff)
+            upstream.release(handoff)
 
     # -------------------------------------------------------------------- time limits
 
@@ -210,17 +229,41 @@ class Edge:
         """End what has kept us waiting for too long; called a few times a second."""
         now = self._loop.time()
         for exchange in list(self.exchanges.values()):
-            if exchange.slow_since is not None:
-                if now - exchange.slow_since > self._limits.client_send_s and exchange.client is not None:
-                    exchange.client.drop()
-                continue
-            for leg in list(exchange.legs.values()):
-                self._check_leg(leg, now)
+            client = exchange.client
+            if client is not None and client.has_left():
+                client.drop()
+            elif exchange.slow_since is not None:
+                if now - exchange.slow_since > self._limits.client_send_s and client is not None:
+                    client.drop()
+            else:
+                self._check_tokenizing(exchange, now)
+                for leg in list(exchange.legs.values()):
+                    self._check_leg(leg, now)
+
+    def _check_tokenizing(self, exchange: Exchange, now: float) -> None:
+        since = exchange.tokenizing_since
+        if since is not None and now - since > self._limits.tokenize_s:
+            exchange.tokenizing_since = None
+            self.post(Tokenized(exchange.rid, None))
 
     def _check_leg(self, leg: Leg, now: float) -> None:
+        """The head alone is no answer yet: engines send it before they have computed anything."""
+        if leg.held_up:
+            return
         waited = now - leg.last_sign
-        if leg.status == 0 and waited > self._limits.first_byte_s:
-            leg.cut(Failure(FailureKind.TIMEOUT, f"no answer within {self._limits.first_byte_s:g} s"))
-        elif leg.status and waited > self._limits.inter_chunk_s:
+        if not leg.begun and waited > self._limits.first_byte_s:
+            detail = f"no answer within {self._limits.first_byte_s:g} s"
+            leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=leg.status != 0))
+        elif leg.begun and waited > self._limits.inter_chunk_s:
             detail = f"nothing more within {self._limits.inter_chunk_s:g} s"
             leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=True))
+
+
+def _forced_usage(call: Call) -> tuple[str, bytes]:
+    """`stream_options` as the client sent them, with usage at the end of the stream and nowhere else."""
+    raw = call.fields.get("stream_options")
+    if raw is None or bytes(raw) == b"null":
+        return FORCED_USAGE
+    options = msgspec.json.decode(raw, type=Fields)
+    options.pop("continuous_usage_stats", None)
+    return "stream_options", encode_fields({**options, "include_usage": b"true"})

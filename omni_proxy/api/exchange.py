@@ -39,6 +39,10 @@ class ClientSide(Protocol):
         """End the connection at once, also when the client does not read."""
         ...
 
+    def has_left(self) -> bool:
+        """Did the client hang up while nobody reads from it?"""
+        ...
+
 
 class Answer:
     """A worker's whole answer that was not a success: what the client may have to see."""
@@ -61,20 +65,24 @@ class Exchange:
         "chunked",
         "client",
         "complete",
+        "error_told",
         "forward",
         "handoff",
         "handoff_from",
         "kept_alive",
         "legs",
+        "mid_event",
         "path",
         "peer",
         "prefill_cached",
+        "prefill_pending",
         "request_id",
         "rid",
         "room",
         "slow_since",
         "spec",
         "status",
+        "tokenizing_since",
         "user_agent",
     )
 
@@ -103,10 +111,17 @@ class Exchange:
         self.handoff: Raw | None = None
         self.handoff_from: str | None = None
         self.prefill_cached: int | None = None
+        self.prefill_pending = False
+        """P works beside D and has not answered: what D says must not be believed yet."""
         self.status = 0
         """What the client was told; 0: nothing yet."""
         self.bytes_out = 0
+        self.error_told = False
+        """The worker has put an error event into the stream itself."""
+        self.mid_event = False
+        """What the client has of the stream ends within an event."""
         self.slow_since: float | None = None
+        self.tokenizing_since: float | None = None
 
     # ----------------------------------------------------------------- writing
 
@@ -149,6 +164,7 @@ class Exchange:
 
     def end_stream(self) -> None:
         """Send the end of the stream."""
+        self.complete = True
         if self.client is not None and self.chunked:
             self.client.write(b"0\r\n\r\n")
 
@@ -159,7 +175,7 @@ class Exchange:
         client = self.client
         if client is None:
             return
-        if close.outcome is Outcome.COMPLETED:
+        if close.outcome is Outcome.COMPLETED or self.complete:
             client.finished(close=not self.kept_alive)
         elif not self.committed:
             self._refuse(close)
@@ -175,16 +191,25 @@ class Exchange:
             return
         # "Client gone" with a client still there: a fault of ours ended the request.
         code = ErrorCode.INTERNAL if close.error in (None, ErrorCode.CLIENT_GONE) else close.error
-        param = _PARAMS.get(code)
-        if code is ErrorCode.CONTEXT_LENGTH_EXCEEDED and self.call is not None:
-            param = "messages" if "messages" in self.call.fields else "prompt"
+        param = _param_of(code, self.call) if self.call is not None else None
         self.respond_error(code, close.detail, param, close.retry_after_s)
 
     def _break_off(self, close: Close, client: ClientSide) -> None:
         """A stream that broke never ends cleanly: an error event where the format has one, then no last chunk."""
-        if self.call is not None and self.call.stream:
-            self.send(error_event(close.error or ErrorCode.INTERNAL, close.detail))
+        if self.call is not None and self.call.stream and not self.error_told:
+            event = error_event(close.error or ErrorCode.INTERNAL, close.detail)
+            self.send(b"\n\n" + event if self.mid_event else event)
         client.abort()
 
 
-_PARAMS = {ErrorCode.MODEL_NOT_FOUND: "model"}
+def _param_of(code: ErrorCode, call: Call) -> str | None:
+    """The field of the body to which the core's refusal is owed."""
+    match code:
+        case ErrorCode.MODEL_NOT_FOUND:
+            return "model"
+        case ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+            return "messages" if "messages" in call.fields else "prompt"
+        case ErrorCode.INVALID_VALUE:
+            return call.whole_because
+        case _:
+            return None

@@ -8,78 +8,36 @@ body, and the answer's bytes are written to the transport as they come from the 
 from __future__ import annotations
 
 import asyncio
+import logging
+import select
+import socket
+import struct
+import sys
 from typing import Any, Final
 
+import httptools
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from omni_proxy.api.edge import Edge
-from omni_proxy.api.exchange import Exchange
-from omni_proxy.api.http_out import HOP_BY_HOP, JSON_TYPE, error_json, head
-from omni_proxy.call import HOT_PATHS, Call, parse_call
-from omni_proxy.errors import ErrorCode, Rejected
-from omni_proxy.messages import Arrived, RequestSpec
+from omni_proxy.api.hot import HotRequest, clean_id, forwarded, request_spec
+from omni_proxy.api.http_out import JSON_TYPE, error_json, head
+from omni_proxy.call import HOT_PATHS, parse_call
+from omni_proxy.errors import ErrorCode, Rejected, http_status
+from omni_proxy.messages import Arrived
+
+logger = logging.getLogger(__name__)
 
 _HOT: Final = frozenset(path.encode() for path in HOT_PATHS)
-_STAYS_HERE: Final = HOP_BY_HOP | {
-    b"host",
-    b"content-length",
-    b"content-type",
-    b"accept-encoding",
-    b"expect",
-    b"x-request-id",
-    b"x-forwarded-for",
-    b"x-data-parallel-rank",
-}
-"""Headers that are ours to set, or about this connection only; all others go on to the workers."""
-
-MAX_REQUEST_ID: Final = 128
-BYTES_PER_TOKEN: Final = 4
-"""For estimates of a prompt's length where nobody tokenises it."""
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Largest request head that is collected over several reads."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER for a close that the other side cannot take for a clean end."""
+_GONE: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S: Final = 10.0
 """How long a refused body is read and thrown away, so that its sender gets to see the refusal."""
-
-
-class _NoEvent:
-    """Stands for the event on which uvicorn wakes an ASGI task; a hot request has none."""
-
-    def set(self) -> None:
-        return
-
-
-class _HotRequest:
-    """A hot request while it is read and answered. Stands where uvicorn keeps its cycle."""
-
-    __slots__ = (
-        "body",
-        "disconnected",
-        "exchange",
-        "headers",
-        "keep_alive",
-        "message_event",
-        "path",
-        "queued",
-        "read",
-        "refused",
-        "response_complete",
-        "size",
-    )
-
-    def __init__(self, exchange: Exchange, path: bytes, headers: list[tuple[bytes, bytes]], keep_alive: bool) -> None:
-        self.exchange = exchange
-        self.path = path
-        self.headers = headers
-        self.keep_alive = keep_alive
-        self.body: list[bytes] = []
-        self.size = 0
-        self.read = False
-        self.queued = False
-        """Another request on this connection is being answered (pipelining)."""
-        self.refused = False
-        self.response_complete = False
-        self.disconnected = False
-        self.message_event = _NoEvent()
 
 
 class FrontProtocol(HttpToolsProtocol):
@@ -100,10 +58,13 @@ class FrontProtocol(HttpToolsProtocol):
         self._edge = edge
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
-        self._answering: _HotRequest | None = None
+        self._answering: HotRequest | None = None
         self._body_timer: asyncio.TimerHandle | None = None
         self._in_message = False
+        self._in_head = False
+        self._head_bytes = 0
         self._idle_since: float | None = None
+        self._closing_since: float | None = None
         self.peer = ""
 
     # ---------------------------------------------------------------- asyncio protocol
@@ -126,6 +87,8 @@ class FrontProtocol(HttpToolsProtocol):
             self._stop_body_timer()
             if self._in_message and not self.transport.is_closing():
                 self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+                if self._in_head:
+                    self._bound_head(len(data))
 
     def on_response_complete(self) -> None:
         """The next request's turn. Idle time is swept (`close_if_idle`): a timer a request would cost more."""
@@ -134,14 +97,32 @@ class FrontProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
+            # Not from here: a row of short answers would call itself once for each.
+            self.loop.call_soon(self._next_in_line)
+        elif not self._in_message:
             self._idle_since = self.loop.time()
 
     def close_if_idle(self, before: float) -> None:
         """Close a connection on which nothing has happened since an instant of the loop's clock."""
         if self._idle_since is not None and self._idle_since < before and not self.transport.is_closing():
             self.transport.close()
+
+    def drop_if_stuck(self, now: float, patience_s: float) -> None:
+        """End a connection that is to be closed and whose client does not take what is left for it."""
+        if not self.transport.is_closing():
+            return
+        if self._closing_since is None:
+            self._closing_since = now
+        elif now - self._closing_since > patience_s:
+            self.transport.abort()
+
+    def has_left(self) -> bool:
+        """Did the client hang up while nobody reads from it? Asked of connections with pipelined requests only."""
+        if not self.flow.read_paused or self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        return bool(poll.poll(0))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -160,9 +141,12 @@ class FrontProtocol(HttpToolsProtocol):
         self.headers = []
         self.expect_100_continue = False
         self._in_message = True
+        self._in_head = True
+        self._head_bytes = 0
         self._idle_since = None
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         if self.parser.get_method() == b"POST" and self.url.partition(b"?")[0] in _HOT:
             self._begin_hot()
             return
@@ -174,27 +158,32 @@ class FrontProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         hot = self.cycle
-        if not isinstance(hot, _HotRequest):
+        if not isinstance(hot, HotRequest):
             super().on_body(body)
             return
         if hot.refused:
             return
         hot.size += len(body)
-        if hot.size > self._max_body_bytes:
-            self._refuse_body(hot)
-        else:
+        if hot.size <= self._max_body_bytes:
             hot.body.append(body)
+        elif hot.queued:
+            hot.refused = True
+            hot.body = []
+        else:
+            self._refuse_body(hot)
 
     def on_message_complete(self) -> None:
         self._in_message = False
         hot = self.cycle
-        if not isinstance(hot, _HotRequest):
+        if not isinstance(hot, HotRequest):
             super().on_message_complete()
             return
         hot.read = True
+        if hot.queued:
+            return
         if hot.refused:
             self.transport.close()
-        elif not hot.queued:
+        else:
             self._start_hot(hot)
 
     # ------------------------------------------------------------------- hot requests
@@ -203,10 +192,11 @@ class FrontProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         keep_alive = version != "1.0" and self.parser.should_keep_alive()
         request_id = next((value for name, value in self.headers if name == b"x-request-id"), b"")
-        exchange = self._edge.new_exchange(self, _clean_id(request_id), keep_alive, chunked=version != "1.0")
-        hot = _HotRequest(exchange, self.url.partition(b"?")[0], self.headers, keep_alive)
+        exchange = self._edge.new_exchange(self, clean_id(request_id), keep_alive, chunked=version != "1.0")
+        hot = HotRequest(exchange, self.url.partition(b"?")[0], self.headers, keep_alive)
         before = self.cycle
         self.cycle = hot  # type: ignore[assignment]
+        hot.expects = self.expect_100_continue and version != "1.0"
         if before is not None and not before.response_complete:
             hot.queued = True
             self.flow.pause_reading()
@@ -215,26 +205,39 @@ class FrontProtocol(HttpToolsProtocol):
         length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         if int(length) > self._max_body_bytes:
             self._refuse_body(hot)
-        elif self.expect_100_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif hot.expects:
+            self.transport.write(_CONTINUE)
+
+    def _next_in_line(self) -> None:
+        if self.pipeline and not self.transport.is_closing():
+            self._start_asgi_task(*self.pipeline.pop())
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """The turn of a request has come; uvicorn calls this for pipelined ones too."""
-        if not isinstance(cycle, _HotRequest):
+        if not isinstance(cycle, HotRequest):
             super()._start_asgi_task(cycle, app)
             return
         cycle.queued = False
-        if cycle.read:
+        if cycle.refused:
+            self._refuse_body(cycle)
+            if cycle.read:
+                self.transport.close()
+        elif cycle.read:
             self._start_hot(cycle)
+        else:
+            self._stop_body_timer()
+            self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+            if cycle.expects and not cycle.size:
+                self.transport.write(_CONTINUE)
 
-    def _start_hot(self, hot: _HotRequest) -> None:
+    def _start_hot(self, hot: HotRequest) -> None:
         exchange = hot.exchange
         self._answering = hot
         body = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
         hot.body = []
         exchange.kept_alive = hot.keep_alive
         exchange.path = hot.path
-        exchange.forward, exchange.user_agent = self._forwarded(hot.headers)
+        exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer)
         try:
             call = parse_call(hot.path.decode(), body)
         except Rejected as exc:
@@ -242,15 +245,10 @@ class FrontProtocol(HttpToolsProtocol):
             return
         exchange.call = call
         self._edge.add(exchange)
-        exchange.spec = spec = _spec(exchange, call, len(body), self._edge.counts_tokens)
+        if self.flow.write_paused:
+            self._edge.client_slow(exchange)  # it has not taken the answers before this one
+        exchange.spec = spec = request_spec(exchange, call, len(body), self._edge.counts_tokens)
         self._edge.post(Arrived(exchange.rid, spec))
-
-    def _forwarded(self, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-        """Header lines for the workers, and the user agent for the access log."""
-        lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _STAYS_HERE]
-        sources = [value for name, value in headers if name == b"x-forwarded-for"]
-        lines.append(b"x-forwarded-for: %b\r\n" % b", ".join([*sources, self.peer.encode()]))
-        return b"".join(lines), next((value for name, value in headers if name == b"user-agent"), b"")
 
     # ------------------------------------------------------------- the exchange's client
 
@@ -267,9 +265,17 @@ class FrontProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def abort(self) -> None:
-        """End the connection without the last chunk, after what was written has gone out."""
-        if not self.transport.is_closing():
-            self.transport.close()
+        """End the connection without the last chunk, after what was written has gone out.
+
+        Where there are no chunks (HTTP/1.0) the end of the connection is the end of the answer: only a reset says
+        that it is not whole.
+        """
+        if self.transport.is_closing():
+            return
+        if self._answering is not None and not self._answering.exchange.chunked:
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.close()
 
     def drop(self) -> None:
         """End the connection at once; what was not sent is thrown away."""
@@ -278,14 +284,38 @@ class FrontProtocol(HttpToolsProtocol):
     # -------------------------------------------------------------------------- refusals
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn found something that is not HTTP; in the middle of an answer only the connection can end."""
-        if self._answering is None and not self.transport.is_closing():
-            body = error_json(ErrorCode.INVALID_HEADER, msg)
+        """uvicorn found something that is not HTTP, or a fault of ours ended the parser's work.
+
+        A good request that is being answered gets its answer; what came behind it cannot be told apart any more.
+        """
+        hot = self._answering
+        if hot is not None:
+            hot.keep_alive = hot.exchange.kept_alive = False
+            self.pipeline.clear()
+            return
+        code = ErrorCode.INVALID_HEADER
+        fault = sys.exc_info()[1]
+        if isinstance(fault, httptools.HttpParserCallbackError):
+            logger.error("a request could not be taken in", exc_info=fault.__context__)
+            code, msg = ErrorCode.INTERNAL, "The gateway failed on this request."
+        if not self._asgi_has_begun() and not self.transport.is_closing():
+            body = error_json(code, msg)
             framing = b"content-length: %d\r\n" % len(body)
-            self.transport.write(head(400, [JSON_TYPE], b"-", framing, close=True) + body)
+            self.transport.write(head(http_status(code), [JSON_TYPE], b"-", framing, close=True) + body)
         self.transport.close()
 
-    def _refuse_body(self, hot: _HotRequest) -> None:
+    def _asgi_has_begun(self) -> bool:
+        cycle = self.cycle
+        if cycle is None or isinstance(cycle, HotRequest):
+            return False
+        return cycle.response_started and not cycle.response_complete
+
+    def _bound_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"The request head is larger than {MAX_HEAD_BYTES} bytes.")
+
+    def _refuse_body(self, hot: HotRequest) -> None:
         hot.refused = True
         hot.body = []
         hot.keep_alive = hot.exchange.kept_alive = False
@@ -298,28 +328,11 @@ class FrontProtocol(HttpToolsProtocol):
         self._body_timer = None
         if self._answering is None:
             self.transport.close()
+        else:
+            # The next request's time begins when this one has been answered.
+            self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
 
     def _stop_body_timer(self) -> None:
         if self._body_timer is not None:
             self._body_timer.cancel()
             self._body_timer = None
-
-
-def _clean_id(value: bytes) -> bytes:
-    """A client's request id if it can stand in a header and a log line, else nothing."""
-    usable = 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.decode().isprintable() and b" " not in value
-    return value if usable else b""
-
-
-def _spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool) -> RequestSpec:
-    return RequestSpec(
-        model=call.model,
-        endpoint=call.path,
-        prompt_tokens=max(1, size // BYTES_PER_TOKEN),
-        max_tokens=call.max_tokens,
-        stream=call.stream,
-        priority=call.priority,
-        tokenize=counts_tokens,
-        whole=call.whole,
-        external_id=exchange.request_id.decode(),
-    )

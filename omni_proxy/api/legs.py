@@ -6,6 +6,7 @@ from the worker's socket to the client's.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -37,6 +38,8 @@ Post = Callable[[Event], None]
 
 MAX_ANSWER_BYTES: Final = 256 << 20
 """Largest unstreamed answer that is held in memory."""
+HOLD_BYTES: Final = 64 << 10
+"""How much of an answer that may not go out yet is held in memory before the worker has to wait."""
 _ANSWER = msgspec.json.Decoder(WithUsage)
 _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
@@ -75,6 +78,20 @@ class Leg(ABC):
         else:
             self._body.append(data)
 
+    @property
+    def begun(self) -> bool:
+        """Has a part of the answer's body come?"""
+        return self._size > 0
+
+    @property
+    def held_up(self) -> bool:
+        """Does this leg wait for the other one? Then the other one's time limits are the ones that count."""
+        return False
+
+    def prefill_answered(self) -> None:
+        """The P leg beside this one has succeeded."""
+        return
+
     @abstractmethod
     def on_end(self) -> None: ...
 
@@ -89,12 +106,21 @@ class Leg(ABC):
 
     def _ended(self, event: Event) -> None:
         self.exchange.legs.pop(self.lease.attempt, None)
+        # The ticket knows us: without this every leg would be a cycle for the collector.
+        self.ticket = None
         self._post(event)
+
+    def _garbage(self, detail: str) -> None:
+        self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, detail, self.status, answered=True)))
 
     def _body_bytes(self) -> bytes:
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
 
     def _failed_with_status(self) -> None:
+        if self.status < 400:
+            # Redirects name internal addresses, and nothing else below 400 is an answer.
+            self._garbage(f"status {self.status}")
+            return
         answer = Answer(self.status, passed_on(self.headers), self._body_bytes())
         self.exchange.answers[self.lease.attempt] = answer
         detail = f"status {self.status}"
@@ -119,27 +145,61 @@ class PrefillLeg(Leg):
         try:
             answer = self._connector.read_prefill(self._body_bytes())
         except GarbageAnswer as exc:
-            self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, str(exc), 200, answered=True)))
+            self._garbage(str(exc))
             return
-        self.exchange.handoff = answer.handoff
-        self.exchange.handoff_from = self.lease.worker
-        self.exchange.prefill_cached = answer.usage.cached_tokens
+        exchange = self.exchange
+        exchange.handoff = answer.handoff
+        exchange.handoff_from = self.lease.worker
+        exchange.prefill_cached = answer.usage.cached_tokens
+        exchange.prefill_pending = False
         self._ended(PrefillDone(self.lease, answer.handoff is not None, usage=answer.usage))
+        for other in list(exchange.legs.values()):
+            other.prefill_answered()
 
 
 class DecodeLeg(Leg):
-    """Asks D for the answer and relays it: a stream as it comes, an object when it is whole."""
+    """Asks D for the answer and relays it: a stream as it comes, an object when it is whole.
 
-    __slots__ = ("_cached", "_forced", "_scan")
+    A stream is opened towards the client when there is something to see: with its first content, or with whatever
+    else is more than roles and empty deltas. Until then a D that dies has shown nothing, and another may take over.
+    Beside a P that has not answered (parallel) nothing is looked at: without P's success D's text means nothing.
+    """
+
+    __slots__ = (
+        "_at_end",
+        "_awaits_prefill",
+        "_cached",
+        "_forced",
+        "_held",
+        "_held_bytes",
+        "_opened",
+        "_scan",
+        "_told",
+    )
 
     def __init__(
         self, exchange: Exchange, lease: Lease, post: Post, loop: AbstractEventLoop, *, handed_over: bool, forced: bool
     ) -> None:
         super().__init__(exchange, lease, post, loop)
+        self._awaits_prefill = handed_over and exchange.prefill_pending
         self._cached = exchange.prefill_cached if handed_over else None
         self._forced = forced
         self._scan: StreamScan | None = None
         """Looks at the stream; None where the answer is not one."""
+        self._opened = False
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._told = False
+        """The core knows of the first token."""
+        self._at_end = False
+
+    @property
+    def begun(self) -> bool:
+        return self._opened or self._held_bytes > 0 or self._size > 0
+
+    @property
+    def held_up(self) -> bool:
+        return self._awaits_prefill and self.status != 0
 
     def on_head(self, status: int, headers: Headers) -> None:
         super().on_head(status, headers)
@@ -149,58 +209,98 @@ class DecodeLeg(Leg):
 
     def on_data(self, data: bytes) -> None:
         scan = self._scan
-        if scan is None:
+        if scan is None or self._awaits_prefill:
             super().on_data(data)
+            if scan is not None and self._size > HOLD_BYTES and self.ticket is not None:
+                self.ticket.pause()
             return
         self.last_sign = self.loop.time()
-        seen = scan.first_content
         data = scan.feed(data)
-        if data:
-            self._relay(data)
-        if scan.first_content and not seen:
+        if self._opened:
+            self.exchange.send(data)
+        else:
+            self._hold(data, scan)
+        if scan.first_content and not self._told:
+            self._told = True
             self._post(FirstToken(self.lease))
 
     def on_end(self) -> None:
-        if self._scan is not None:
-            self._end_stream(self._scan)
-        elif self.status != 200:
+        if self.status != 200:
             self._failed_with_status()
+        elif self._awaits_prefill:
+            self._at_end = True
+        elif self._scan is not None:
+            self._end_stream(self._scan)
         else:
             self._end_object()
 
     def on_failure(self, failure: Failure) -> None:
-        if self._scan is not None:
-            self._relay(self._scan.flush())
+        scan = self._scan
+        if scan is not None:
+            self.exchange.error_told = scan.failed != 0
+            self.exchange.mid_event = scan.mid_event
+            if failure.kind is FailureKind.CLOSED:
+                failure = msgspec.structs.replace(failure, answered=self._opened)
         super().on_failure(failure)
 
-    def _relay(self, data: bytes) -> None:
-        """The head goes out with the first bytes of the body: until then another worker may still take over."""
-        exchange = self.exchange
-        if not exchange.committed and data:
-            kept = [header for header in passed_on(self.headers) if header[0] != b"cache-control"]
-            exchange.open_stream(200, [*kept, *_STREAM_HEADERS])
-        exchange.send(data)
+    def prefill_answered(self) -> None:
+        if not self._awaits_prefill:
+            return
+        self._awaits_prefill = False
+        self._cached = self.exchange.prefill_cached
+        if self._scan is not None:
+            self._scan.cached_tokens = self._cached
+            data, self._body, self._size = self._body_bytes(), [], 0
+            if data:
+                self.on_data(data)
+            if self.ticket is not None and self.exchange.slow_since is None:
+                self.ticket.resume()
+        self.last_sign = self.loop.time()
+        if self._at_end:
+            self.on_end()
+
+    def _hold(self, data: bytes, scan: StreamScan) -> None:
+        """The head goes out with the first thing to see: until then another worker may still take over."""
+        if data:
+            self._held.append(data)
+            self._held_bytes += len(data)
+        if self._held_bytes and not (scan.opening and self._held_bytes <= HOLD_BYTES):
+            self._open()
+
+    def _open(self) -> None:
+        kept = [header for header in passed_on(self.headers) if header[0] != b"cache-control"]
+        self.exchange.open_stream(200, [*kept, *_STREAM_HEADERS])
+        self.exchange.send(b"".join(self._held))
+        self._opened = True
+        self._held = []
 
     def _end_stream(self, scan: StreamScan) -> None:
-        self._relay(scan.flush())
+        rest = scan.flush()
         if not scan.done:
-            detail = "the stream ended without [DONE]"
-            self._ended(LegFailed(self.lease, Failure(FailureKind.CLOSED, detail, answered=True)))
+            self.on_failure(Failure(FailureKind.CLOSED, "the stream ended without [DONE]", answered=True))
             return
+        if not self._opened:
+            self._open()
+        self.exchange.send(rest)
         self.exchange.end_stream()
-        self.exchange.complete = True
-        self._ended(DecodeDone(self.lease, scan.usage))
+        if scan.failed:
+            detail = "the worker reported an error in its stream"
+            self._ended(LegFailed(self.lease, Failure(FailureKind.STATUS, detail, scan.failed, answered=True)))
+        else:
+            self._ended(DecodeDone(self.lease, scan.usage))
 
     def _end_object(self) -> None:
         body = self._body_bytes()
-        usage, patched = Usage(), None
         try:
             raw = _ANSWER.decode(body).usage
-            if bytes(raw) != b"null":
-                usage, patched = read_usage(raw, self._cached)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, "not a JSON answer", 200, answered=True)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            self._garbage("not a JSON answer")
             return
+        usage, patched = Usage(), None
+        if bytes(raw) != b"null":
+            # Usage of a shape that nobody knows is the worker's to send and not ours to read.
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                usage, patched = read_usage(raw, self._cached)
         if patched is not None:
             body = splice(body, bytes(raw), patched)
         self.exchange.respond(200, passed_on(self.headers), body)

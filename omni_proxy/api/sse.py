@@ -18,30 +18,27 @@ from omni_proxy.messages import Usage
 MAX_EVENT_BYTES: Final = 4 << 20
 """A longer event is passed on unread."""
 
-_BOUNDARIES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_BOUNDARY: Final = re.compile(rb"(\r\n\r\n|\n\n|\r\r)")
+_BOUNDARIES: Final = (b"\n\n", b"\n\r\n", b"\r\r")
+_BOUNDARY: Final = re.compile(rb"(\r?\n\r\n|\n\n|\r\r)")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 _USAGE_MARKS: Final = (b'"usage":{', b'"usage": {')
 _ERROR_MARK: Final = b'"error"'
-_FINISH: Final = re.compile(rb'"finish_reason": ?"([a-z_]+)"')
-_FINISH_MARK: Final = b'"finish_reason"'
 _DONE: Final = b"[DONE]"
-
-
-class _Delta(Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[Raw] | None = None
+_NOTHING: Final = frozenset({b'""', b"null", b"[]", b"{}"})
+"""Values of a delta's field that say nothing."""
 
 
 class _Choice(Struct):
     text: str | None = None
-    delta: _Delta | None = None
+    delta: dict[str, Raw] | None = None
 
 
 class _Event(Struct):
     choices: list[_Choice] = []
+
+
+class _ErrorCode(Struct):
+    code: Raw = Raw(b"null")
 
 
 class _Error(Struct):
@@ -57,6 +54,8 @@ class WithUsage(Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _ERROR = msgspec.json.Decoder(_Error)
+_ERROR_CODE = msgspec.json.Decoder(_ErrorCode)
+_STATUS = msgspec.json.Decoder(int)
 _WITH_USAGE = msgspec.json.Decoder(WithUsage)
 
 
@@ -67,26 +66,29 @@ class StreamScan:
     """
 
     __slots__ = (
-        "_cached_tokens",
         "_strip_usage",
         "_tail",
+        "cached_tokens",
         "done",
-        "events",
         "failed",
-        "finish_reason",
         "first_content",
+        "mid_event",
+        "opening",
         "usage",
     )
 
     def __init__(self, strip_usage: bool, cached_tokens: int | None) -> None:
         self._strip_usage = strip_usage
-        self._cached_tokens = cached_tokens
+        self.cached_tokens = cached_tokens
         self._tail = b""
+        self.opening = True
+        """Nothing has come but roles and empty deltas: no client misses them yet."""
         self.first_content = False
         self.done = False
-        self.failed = False
-        self.finish_reason: str | None = None
-        self.events = 0
+        self.failed = 0
+        """The status that an error event speaks of; 0: there was none."""
+        self.mid_event = False
+        """What has been passed on ends within an event."""
         self.usage = Usage()
 
     def feed(self, data: bytes) -> bytes:
@@ -98,16 +100,15 @@ class StreamScan:
             data = self._hold_back(data)
             if not data:
                 return data
-        self.events += 1
         if not self.first_content:
             self._look_for_content(data)
-        if _ERROR_MARK in data:
+        # find, not in: for bytes, `in` first tries the mark as a number, raises inside and costs five times as much.
+        find = data.find
+        if find(_ERROR_MARK) >= 0:
             self._look_for_error(data)
-        if _FINISH_MARK in data and (found := _FINISH.search(data)):
-            self.finish_reason = found[1].decode()
-        if _DONE in data and any(payload == _DONE for payload in payloads(data)):
+        if find(_DONE) >= 0 and any(payload == _DONE for payload in payloads(data)):
             self.done = True
-        if _USAGE_MARKS[0] in data or _USAGE_MARKS[1] in data:
+        if find(b'"usage"') >= 0 and (find(_USAGE_MARKS[0]) >= 0 or find(_USAGE_MARKS[1]) >= 0):
             return self._read_usage(data)
         return data
 
@@ -124,29 +125,36 @@ class StreamScan:
             at = data.rfind(boundary)
             if at >= 0:
                 cut = max(cut, at + len(boundary))
-        if len(data) - cut > MAX_EVENT_BYTES:
+        self.mid_event = len(data) - cut > MAX_EVENT_BYTES
+        if self.mid_event:
             return data
         self._tail = data[cut:]
         return data[:cut]
 
     def _look_for_content(self, data: bytes) -> None:
-        for payload in payloads(data):
+        found = payloads(data)
+        # Comments alone keep a connection alive: whoever needs them gets them.
+        self.opening = self.opening and bool(found)
+        for payload in found:
             try:
                 event = _EVENT.decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError):
+                self.opening = False
                 continue
             if any(map(_has_content, event.choices)):
                 self.first_content = True
+                self.opening = False
                 return
+            self.opening = self.opening and bool(event.choices)
 
     def _look_for_error(self, data: bytes) -> None:
         for payload in payloads(data):
             try:
-                event = _ERROR.decode(payload)
+                error = bytes(_ERROR.decode(payload).error)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if bytes(event.error) != b"null":
-                self.failed = True
+            if error != b"null":
+                self.failed = _status_of(error)
 
     def _read_usage(self, data: bytes) -> bytes:
         parts = _BOUNDARY.split(data)
@@ -166,7 +174,7 @@ class StreamScan:
             fields = _WITH_USAGE.decode(found[0])
             if bytes(fields.usage) == b"null":
                 return event
-            self.usage, patched = read_usage(fields.usage, self._cached_tokens)
+            self.usage, patched = read_usage(fields.usage, self.cached_tokens)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return event
         if self._strip_usage and bytes(fields.choices).strip() == b"[]":
@@ -180,10 +188,18 @@ def payloads(data: bytes) -> list[bytes]:
 
 
 def _has_content(choice: _Choice) -> bool:
-    delta = choice.delta
-    if delta is None:
+    if choice.delta is None:
         return bool(choice.text)
-    return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+    return any(name != "role" and bytes(raw) not in _NOTHING for name, raw in choice.delta.items())
+
+
+def _status_of(error: bytes) -> int:
+    """The HTTP status that an error event carries as its code; 500 where it carries none."""
+    try:
+        code = _STATUS.decode(_ERROR_CODE.decode(error).code)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 500
+    return code if 400 <= code <= 599 else 500
 
 
 class UsageObject(Struct):

@@ -42,7 +42,7 @@ class Handler(Protocol):
 class Ticket:
     """One request to a worker on its way; `abort` ends it without a further call to its handler."""
 
-    __slots__ = ("connection", "data", "done", "handler", "pool", "reused", "task")
+    __slots__ = ("connection", "data", "done", "handler", "paused", "pool", "reused", "sent_at", "task")
 
     def __init__(self, pool: WorkerPool, data: bytes, handler: Handler) -> None:
         self.pool = pool
@@ -51,6 +51,8 @@ class Ticket:
         self.connection: WorkerConnection | None = None
         self.task: asyncio.Task[None] | None = None
         self.reused = False
+        self.paused = False
+        self.sent_at = 0.0
         self.done = False
 
     def abort(self) -> None:
@@ -65,10 +67,13 @@ class Ticket:
 
     def pause(self) -> None:
         """The reader of the answer is slow: stop reading from the worker."""
+        self.paused = True
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
+        """Go on reading."""
+        self.paused = False
         if self.connection is not None:
             self.connection.resume()
 
@@ -95,6 +100,7 @@ class WorkerConnection(asyncio.Protocol):
         "head_bytes",
         "headers",
         "idle_since",
+        "in_head",
         "keep",
         "parser",
         "paused",
@@ -112,6 +118,7 @@ class WorkerConnection(asyncio.Protocol):
         self.headers: Headers = []
         self.bodies: list[bytes] = []
         self.head_bytes = 0
+        self.in_head = True
         self.answered = False
         self.complete = False
         self.keep = False
@@ -128,8 +135,13 @@ class WorkerConnection(asyncio.Protocol):
         ticket.connection = self
         self.answered = False
         self.until_eof = False
+        self.headers = []  # trailers of the answer before
         self.head_bytes = 0
+        self.in_head = True
+        ticket.sent_at = self.pool.time()
         self.transport.write(ticket.data)
+        if ticket.paused:
+            self.pause()
         ticket.handler.on_sent()
 
     def close(self) -> None:
@@ -159,21 +171,24 @@ class WorkerConnection(asyncio.Protocol):
             self.pool.forget(self)
             self.close()
             return
-        self.answered = True
+        if not self.answered:
+            self.answered = True
+            ticket.data = b""  # it will not be sent again
+        fault = ""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as exc:
-            if not self.complete:
-                self._garbage(ticket, f"not HTTP/1.1 ({type(exc).__name__})")
-                return
             self.keep = False
+            fault = f"not HTTP/1.1 ({type(exc).__name__})"
         if self.bodies:
             bodies, self.bodies = self.bodies, []
             if not ticket.done:
                 ticket.handler.on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
         if self.complete:
             self._complete(ticket)
-        elif self.headers:
+        elif fault:
+            self._garbage(ticket, fault)
+        elif self.in_head:
             self.head_bytes += len(data)
             if self.head_bytes > MAX_HEAD_BYTES:
                 self._garbage(ticket, "head too large")
@@ -186,7 +201,7 @@ class WorkerConnection(asyncio.Protocol):
         ticket, self.ticket = self.ticket, None
         if ticket is None or ticket.done:
             return
-        if not self.answered and ticket.reused:
+        if not self.answered and ticket.reused and self.pool.time() - ticket.sent_at < self.pool.stale_s:
             self.pool.resend(ticket)
         elif self.until_eof and exc is None:
             ticket.finish()
@@ -205,6 +220,7 @@ class WorkerConnection(asyncio.Protocol):
         ticket = self.ticket
         if status < 200 or ticket is None:
             return
+        self.in_head = False
         if self.complete:
             self.keep = False
             return
@@ -250,9 +266,12 @@ class WorkerPool:
         idle_s: float = 4.0,
         max_idle: int = 1024,
         connect_s: float = 5.0,
+        stale_s: float = 1.0,
     ) -> None:
         self.host = host
         self.port = port
+        self.stale_s = stale_s
+        """A reused connection that dies this soon was closed before the request came; later, the worker had it."""
         self._tls = tls
         self._server_name = None if tls is None else tls.server_name or host
         self._idle: deque[WorkerConnection] = deque()
@@ -260,6 +279,7 @@ class WorkerPool:
         self._max_idle = max_idle
         self._connect_s = connect_s
         self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
         self._closed = False
 
     def request(self, data: bytes, handler: Handler) -> Ticket:
@@ -338,5 +358,7 @@ class WorkerPool:
         ticket.task = None
         if ticket.done:
             connection.close()
+        elif connection.transport is None or connection.transport.is_closing():
+            ticket.fail(Failure(FailureKind.CONNECT, "connection closed at once"))
         else:
             connection.send(ticket)

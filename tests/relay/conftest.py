@@ -13,7 +13,8 @@ import pytest
 from omni_proxy.api.serving import listening_socket
 from omni_proxy.build import Gateway
 from omni_proxy.config import Config, parse
-from tests.relay.scripted import Script, ScriptedWorker, decode_stream, prefill_ok
+from tests.relay.raw import RawClient
+from tests.relay.scripted import Script, ScriptedWorker, Seen, decode_stream, prefill_ok
 
 FAST = {"interval_s": 0.05, "timeout_s": 2.0, "failures_down": 1}
 
@@ -26,6 +27,7 @@ class Rig:
         self.port = port
         self.workers = workers
         self.client = client
+        self._raw: list[RawClient] = []
 
     def __getitem__(self, name: str) -> ScriptedWorker:
         return self.workers[name]
@@ -33,6 +35,31 @@ class Rig:
     async def chat(self, **fields: Any) -> httpx.Response:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
         return await self.client.post("/v1/chat/completions", json=body)
+
+    async def raw(self, receive_buffer: int | None = None) -> RawClient:
+        """A bare connection; it is dropped with the rig."""
+        client = await RawClient.open(self.port, receive_buffer)
+        self._raw.append(client)
+        return client
+
+    async def seen(self, name: str, count: int = 1) -> Seen:
+        """Wait until a worker has got so many requests; the last of them."""
+        async with asyncio.timeout(5):
+            while len(self[name].seen) < count:
+                await asyncio.sleep(0.002)
+        return self[name].seen[count - 1]
+
+    async def timeline(self, response: httpx.Response) -> Any:
+        """What the gateway tells of a request."""
+        return (await self.client.get(f"/omni/requests/{response.headers['x-request-id']}")).json()
+
+    def untouched(self) -> bool:
+        """Has no worker been asked anything?"""
+        return not any(worker.seen for worker in self.workers.values())
+
+    def drop_clients(self) -> None:
+        for client in self._raw:
+            client.writer.transport.abort()
 
     async def idle(self) -> None:
         """Wait until nothing is live, then check that nothing is held."""
@@ -62,7 +89,7 @@ async def start() -> AsyncIterator[Start]:
             rig = await stack.enter_async_context(_running(_config(workers, config or {}), workers))
             if wait:
                 async with asyncio.timeout(5):
-                    while not all(w.up for w in rig.gateway.scheduling.workers()):
+                    while sum(w.up for w in rig.gateway.scheduling.workers()) < len(workers):
                         await asyncio.sleep(0.005)
             return rig
 
@@ -76,7 +103,7 @@ def _config(workers: dict[str, ScriptedWorker], extra: dict[str, Any]) -> Config
         {"name": name, "url": f"http://127.0.0.1:{w.port}", "role": roles[name[0]], "connector": connector}
         for name, w in workers.items()
     ]
-    return parse({"workers": listed, "health": FAST, **extra}, "test")
+    return parse({"workers": listed, **extra, "health": FAST | extra.get("health", {})}, "test")
 
 
 @contextlib.asynccontextmanager
@@ -87,9 +114,11 @@ async def _running(config: Config, workers: dict[str, ScriptedWorker]) -> AsyncI
         gateway = Gateway(config)
         serving = asyncio.create_task(gateway.serve(sock, stop, force))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as client:
+            rig = Rig(gateway, port, workers, client)
             try:
-                yield Rig(gateway, port, workers, client)
+                yield rig
             finally:
+                rig.drop_clients()
                 force.set()
                 stop.set()
         await serving

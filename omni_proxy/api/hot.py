@@ -1,0 +1,111 @@
+"""A hot request while it is read, and what becomes of its head: forwarded headers, request id, the core's description.
+
+Knows no sockets; the protocol that reads and answers is `front`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_proxy.api.exchange import Exchange
+from omni_proxy.api.http_out import HOP_BY_HOP
+from omni_proxy.call import Call
+from omni_proxy.messages import RequestSpec
+
+_STAYS_HERE: Final = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"content-type",
+    b"accept-encoding",
+    b"expect",
+    b"x-request-id",
+    b"x-forwarded-for",
+    b"x-data-parallel-rank",
+    b"x-data-parallel-host-port",
+    b"x-prefiller-host-port",
+    b"x-prefiller-url",
+    b"x-encoder-hosts-ports",
+}
+"""Headers that are ours to set, or about this connection only; all others go on to the workers."""
+
+_USUAL_CONNECTION: Final[tuple[list[bytes], ...]] = ([], [b"keep-alive"], [b"close"], [b"Keep-Alive"], [b"Close"])
+MAX_REQUEST_ID: Final = 128
+BYTES_PER_TOKEN: Final = 4
+"""For estimates of a prompt's length where nobody tokenises it."""
+
+
+class _NoEvent:
+    """Stands for the event on which uvicorn wakes an ASGI task; a hot request has none."""
+
+    def set(self) -> None:
+        return
+
+
+class HotRequest:
+    """A hot request while it is read and answered. Stands where uvicorn keeps its cycle."""
+
+    __slots__ = (
+        "body",
+        "disconnected",
+        "exchange",
+        "expects",
+        "headers",
+        "keep_alive",
+        "message_event",
+        "path",
+        "queued",
+        "read",
+        "refused",
+        "response_complete",
+        "size",
+    )
+
+    def __init__(self, exchange: Exchange, path: bytes, headers: list[tuple[bytes, bytes]], keep_alive: bool) -> None:
+        self.exchange = exchange
+        self.path = path
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self.body: list[bytes] = []
+        self.size = 0
+        self.expects = False
+        """The client waits for a 100 before it sends the body."""
+        self.read = False
+        self.queued = False
+        """Another request on this connection is being answered (pipelining)."""
+        self.refused = False
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = _NoEvent()
+
+
+def forwarded(headers: list[tuple[bytes, bytes]], peer: str) -> tuple[bytes, bytes]:
+    """Header lines for the workers, and the user agent for the access log."""
+    options = [value for name, value in headers if name == b"connection"]
+    if options not in _USUAL_CONNECTION:
+        listed = {token.strip().lower() for value in options for token in value.split(b",")}
+        headers = [header for header in headers if header[0] not in listed]
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _STAYS_HERE]
+    sources = [value for name, value in headers if name == b"x-forwarded-for"]
+    lines.append(b"x-forwarded-for: %b\r\n" % b", ".join([*sources, peer.encode()]))
+    return b"".join(lines), next((value for name, value in headers if name == b"user-agent"), b"")
+
+
+def clean_id(value: bytes) -> bytes:
+    """A client's request id if it can stand in a header and a log line, else nothing."""
+    usable = 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.decode().isprintable() and b" " not in value
+    return value if usable else b""
+
+
+def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool) -> RequestSpec:
+    """What the core is told of a request. `size`: of its body, in bytes."""
+    return RequestSpec(
+        model=call.model,
+        endpoint=call.path,
+        prompt_tokens=max(1, size // BYTES_PER_TOKEN),
+        max_tokens=call.max_tokens,
+        stream=call.stream,
+        priority=call.priority,
+        tokenize=counts_tokens,
+        whole=call.whole,
+        external_id=exchange.request_id.decode(),
+    )
