@@ -73,6 +73,8 @@ def read_stats(
     pool: BlockPool,
     transfers: TransferCounts,
     expert_tokens: tuple[tuple[int, ...], ...],
+    expert_imbalance: tuple[float, ...] = (),
+    experts_copied: int = 0,
 ) -> EngineStats:
     """One reading of all gauges and counters."""
     return EngineStats(
@@ -97,4 +99,6 @@ def read_stats(
         kv_leases_expired=transfers.leases_expired,
         requests_finished=dict(counters.finished),
         expert_tokens=expert_tokens,
+        expert_imbalance=expert_imbalance,
+        experts_copied=experts_copied,
     )

@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 import torch
 
 from omni_proxy.workers.engine.blocks import BlockPool
-from omni_proxy.workers.engine.checkpoint import load_checkpoint
+from omni_proxy.workers.engine.checkpoint import Checkpoint, load_checkpoint
 from omni_proxy.workers.engine.counters import Counters, read_stats
+from omni_proxy.workers.engine.expert_parallel.leader import ExpertOptions, ExpertParallel
+from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
 from omni_proxy.workers.engine.planner import Chunk, Planner
 from omni_proxy.workers.engine.pull import Pull, PullState
@@ -58,10 +61,11 @@ class Engine:
         checkpoint = load_checkpoint(config.model, _DTYPES[config.dtype])
         sizes = engine_info(config, checkpoint.config, side_channel_port=0)
         self.config = config
-        self._runner = Runner(checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._experts = _expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
+        self._runner = Runner(checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len, self._experts)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching)
         self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens)
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._transfers = Transfers(
             config,
             kv_layout(config, checkpoint),
@@ -89,12 +93,12 @@ class Engine:
 
     def stop(self) -> None:
         """End every live request as aborted, drop all leases, end the threads. Idempotent."""
-        if not self._thread.is_alive():
-            self._transfers.stop()
-            return
-        self._inbox.put(self._begin_stop)
-        self._thread.join(_STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._inbox.put(self._begin_stop)
+            self._thread.join(_STOP_TIMEOUT_S)
         self._transfers.stop()
+        if self._experts is not None:
+            self._experts.stop()
 
     def submit(self, request: EngineRequest, emit: Emit) -> None:
         """Queue a request. Raises InvalidRequest if it can never be served, RuntimeError once stopped."""
@@ -119,6 +123,7 @@ class Engine:
         self._inbox.put(lambda: self._release(request_id))
 
     def stats(self) -> EngineStats:
+        experts = None if self._experts is None else self._experts.stats()
         return read_stats(
             self.info,
             self._counters,
@@ -126,6 +131,8 @@ class Engine:
             self._pool,
             self._transfers,
             self._runner.expert_tokens(),
+            () if experts is None else experts.imbalance,
+            0 if experts is None else experts.copied,
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -160,6 +167,8 @@ class Engine:
         busy = False
         while not self._stopping:
             self._drain(None if not busy else 0.0)
+            if self._experts is not None:
+                self._experts.check()
             if not self._stopping:
                 self._expire_leases()
                 busy = self._step()
@@ -206,6 +215,8 @@ class Engine:
     def _compute(self, chunks: tuple[Chunk, ...]) -> None:
         try:
             drawn = self._runner.run(chunks)
+        except RankLost:
+            raise  # no step will work again: the engine ends, and its worker with it
         except Exception as exc:
             log.exception("a step of %d sequences failed", len(chunks))
             for chunk in chunks:
@@ -310,6 +321,18 @@ class Engine:
             log.exception("importing KV for %s failed", seq.request_id)
             return _say(exc)
         return None
+
+
+def _expert_parallel(
+    config: EngineConfig, checkpoint: Checkpoint, on_lost: Callable[[], None]
+) -> ExpertParallel | None:
+    if config.expert_parallel == 1:
+        return None
+    options = ExpertOptions(
+        config.expert_parallel, config.expert_redundancy, config.expert_window_steps, config.threads or 1
+    )
+    folder, dtype = Path(config.model), _DTYPES[config.dtype]
+    return ExpertParallel(folder, checkpoint.config, dtype, options, on_lost)
 
 
 def _output(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -52,24 +53,33 @@ class _Layer:
     mlp: _Mlp
 
 
+class Experts(Protocol):
+    """Computes the experts of all MoE layers in place of the model, which then holds none."""
+
+    def __call__(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
+
+
 class Qwen3Moe:
     """The decoder of one checkpoint: one call of `omni_kernels` a step where it offers that, else op by op.
 
-    `fused` False takes the single ops in any case: they define what the one call computes.
+    `fused` False takes the single ops in any case: they define what the one call computes. So do `experts` elsewhere.
     """
 
-    def __init__(self, checkpoint: Checkpoint, max_model_len: int, *, fused: bool = True) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, max_model_len: int, *, fused: bool = True, experts: Experts | None = None
+    ) -> None:
         self.config = config = checkpoint.config
+        self._experts = experts
         tensors = checkpoint.tensors
         self._embedding = tensors["model.embed_tokens.weight"]
         self._norm = tensors["model.norm.weight"]
         self._head = self._embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-        self._layers = [_layer(config, tensors, i) for i in range(config.num_layers)]
+        self._layers = [_layer(config, tensors, i, experts is None) for i in range(config.num_layers)]
         self.dtype = self._embedding.dtype
         self._cos, self._sin = ops.rope_table(config.head_dim, max_model_len, config.rope_theta, self.dtype)
         self.expert_tokens = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
         """Rows routed to [layer, expert] since the start."""
-        self._decoder = self._build_decoder() if fused else None
+        self._decoder = self._build_decoder() if fused and experts is None else None
         if self._decoder is not None:
             self._layers = []  # the decoder has its own form of them
 
@@ -146,10 +156,12 @@ class Qwen3Moe:
         config = self.config
         ids, weights, counts = ops.moe_route(F.linear(x, mlp.gate), config.top_k, config.norm_topk_prob)
         self.expert_tokens[index].add_(counts)
+        if self._experts is not None:
+            return self._experts(index, x, ids, weights)
         return ops.fused_moe(x, mlp.w13, mlp.w2, ids, weights, counts)
 
 
-def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], index: int) -> _Layer:
+def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], index: int, with_experts: bool) -> _Layer:
     prefix = f"model.layers.{index}."
     attention = prefix + "self_attn."
     qkv = torch.cat([tensors[f"{attention}{name}_proj.weight"] for name in "qkv"])
@@ -160,14 +172,16 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], index: int) -> _L
         qk_norm=torch.cat((q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1))),
         out=tensors[attention + "o_proj.weight"],
         mlp_norm=tensors[prefix + "post_attention_layernorm.weight"],
-        mlp=_mlp(config, tensors, index, prefix + "mlp."),
+        mlp=_mlp(config, tensors, index, prefix + "mlp.", with_experts),
     )
 
 
-def _mlp(config: ModelConfig, tensors: Mapping[str, Tensor], index: int, prefix: str) -> _Mlp:
+def _mlp(config: ModelConfig, tensors: Mapping[str, Tensor], index: int, prefix: str, with_experts: bool) -> _Mlp:
     if index not in config.sparse_layers:
         return _Mlp(*_gated(tensors, prefix), gate=None)
     gate = tensors[prefix + "gate.weight"]
+    if not with_experts:
+        return _Mlp(gate.new_empty(0), gate.new_empty(0), gate)
     fused = tensors.get(prefix + "experts.gate_up_proj")
     if fused is not None:
         return _Mlp(fused, tensors[prefix + "experts.down_proj"], gate)

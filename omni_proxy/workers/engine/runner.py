@@ -14,7 +14,7 @@ from torch import Tensor
 
 import omni_kernels as ops
 from omni_proxy.workers.engine.checkpoint import Checkpoint
-from omni_proxy.workers.engine.model import Batch, Qwen3Moe
+from omni_proxy.workers.engine.model import Batch, Experts, Qwen3Moe
 from omni_proxy.workers.engine.planner import Chunk
 from omni_proxy.workers.engine.sampler import Draw, Drawn, sample
 
@@ -25,9 +25,16 @@ class Runner:
     The extra block takes the keys of rows whose KV is valid already and may be shared: it is written, never read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        experts: Experts | None = None,
+    ) -> None:
         config = checkpoint.config
-        self.model = Qwen3Moe(checkpoint, max_model_len)
+        self.model = Qwen3Moe(checkpoint, max_model_len, experts=experts)
         self._block_size = block_size
         self._spare_slot = num_blocks * block_size
         shape = (config.num_layers, 2, num_blocks + 1, block_size)

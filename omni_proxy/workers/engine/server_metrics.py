@@ -88,6 +88,8 @@ class EngineCollector(Collector):
         yield self._cache_config(stats)
         yield self._transfer_bytes(stats)
         yield self._experts(stats)
+        if stats.expert_imbalance:
+            yield from self._expert_ranks(stats)
 
     def _by_source(self, stats: EngineStats) -> Metric:
         name, text = "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from"
@@ -116,6 +118,14 @@ class EngineCollector(Collector):
             for expert, tokens in enumerate(experts):
                 family.add_metric((str(layer), str(expert)), tokens)
         return family
+
+    def _expert_ranks(self, stats: EngineStats) -> Iterator[Metric]:
+        name, text = "omni_expert_imbalance", "Largest over mean rows per rank in the last window, by MoE layer"
+        imbalance = GaugeMetricFamily(name, text, labels=("layer",))
+        for layer, ratio in enumerate(stats.expert_imbalance):
+            imbalance.add_metric((str(layer),), ratio)
+        yield imbalance
+        yield CounterMetricFamily("omni_experts_copied", "Experts copied to another rank", value=stats.experts_copied)
 
 
 class ServerMetrics:

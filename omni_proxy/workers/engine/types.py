@@ -150,6 +150,10 @@ class EngineStats:
     """By FinishReason value."""
     expert_tokens: tuple[tuple[int, ...], ...] = ()
     """Tokens routed to [layer][expert] since start."""
+    expert_imbalance: tuple[float, ...] = ()
+    """Largest over mean rows per rank, for each MoE layer; empty without expert parallelism."""
+    experts_copied: int = 0
+    """Experts whose weights have been copied to another rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,12 @@ class EngineConfig:
     prefix_caching: bool = True
     dtype: str = "float32"
     threads: int | None = None
+    expert_parallel: int = 1
+    """Processes that share the experts; 1 keeps them all in this one."""
+    expert_redundancy: int | None = None
+    """Extra replicas per MoE layer, all ranks together; None gives each rank one more slot."""
+    expert_window_steps: int = 256
+    """Steps between two looks at where experts should be; 0 leaves them where they are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,11 @@ def _require(holds: bool, field: str, detail: str) -> None:
 
 def check_config(config: EngineConfig) -> None:
     """Raise ValueError, naming the field, for sizes that make no engine."""
-    for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
+    for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "expert_parallel"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}")
+    if config.expert_window_steps < 0:
+        raise ValueError(f"expert_window_steps must be 0 or more, got {config.expert_window_steps}")
     for name in ("kv_lease_s", "kv_pull_timeout_s"):
         if not getattr(config, name) > 0:
             raise ValueError(f"{name} must be above 0, got {getattr(config, name)}")

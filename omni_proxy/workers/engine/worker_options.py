@@ -36,6 +36,9 @@ class WorkerOptions:
     kv_load_failure_policy: str = "fail"
     dtype: str = "float32"
     threads: int = 1
+    expert_parallel: int = 1
+    expert_redundancy: int | None = None
+    expert_window_steps: int = 256
     side_channel_port: int = 0
     ready_fd: int | None = None
     """Gets one JSON line (host, port, side_channel_port, pid) when the worker serves, and is closed."""
@@ -61,6 +64,9 @@ class WorkerOptions:
             kv_load_failure_policy=self.kv_load_failure_policy,
             dtype=self.dtype,
             threads=self.threads,
+            expert_parallel=self.expert_parallel,
+            expert_redundancy=self.expert_redundancy,
+            expert_window_steps=self.expert_window_steps,
         )
 
     def problem(self) -> str | None:
