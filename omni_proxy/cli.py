@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_children(commands)
     _add_place(commands)
     sim_options.add_simulate(commands, _simulate)
+    sim_options.add_plan(commands, _plan)
     sim_options.add_replay(commands, _replay)
     sim_options.add_bench(commands, _bench)
     sim_options.add_bench(commands, _bench)
@@ -330,6 +331,13 @@ def _simulate(options: argparse.Namespace) -> int:
     from omni_proxy.sim.commands import simulate
 
     return simulate(options, core_settings, print)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from omni_proxy.build import core_settings
+    from omni_proxy.sim.plan_command import run_plan
+
+    return run_plan(options, core_settings, print)
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -90,20 +90,29 @@ def offered_load(workload: Workload, workers: Sequence[SimWorker], basis: LoadBa
 
 def prefill_work(workload: Workload, model: EngineModel, basis: LoadBasis) -> float:
     """Seconds of prefill in a workload."""
-    block = workload.block_tokens
+    if basis is LoadBasis.COLD:
+        return sum(model.alone_s(request.prompt_tokens) for request in workload.requests)
+    pairs = zip(workload.requests, known_tokens(workload), strict=True)
+    return sum(model.alone_s(request.prompt_tokens - known, known) for request, known in pairs)
+
+
+def known_tokens(workload: Workload) -> Iterable[int]:
+    """For each request, the prompt tokens that a cache without bounds, shared by all workers, would hold by then."""
     seen: set[int] = set()
-    total = 0.0
     for request in workload.requests:
-        context = 0
-        if basis is LoadBasis.SHARED:
-            keys = request.full_blocks(block)
-            known = next((i for i, key in enumerate(keys) if key not in seen), len(keys))
-            seen.update(keys)
-            context = min(known * block, request.prompt_tokens - 1)
-        total += model.alone_s(request.prompt_tokens - context, context)
-    return total
+        keys = request.full_blocks(workload.block_tokens)
+        known = next((place for place, key in enumerate(keys) if key not in seen), len(keys))
+        seen.update(keys)
+        yield min(known * workload.block_tokens, request.prompt_tokens - 1)
 
 
 def at_load(workload: Workload, workers: Sequence[SimWorker], load: float, basis: LoadBasis) -> Workload:
     """The workload with its instants scaled so that the offered prefill work is `load` of the capacity."""
     return workload.stretched(offered_load(workload, workers, basis) / load)
+
+
+def at_rate(workload: Workload, rate: float) -> Workload:
+    """The workload with so many requests a second on average. Raises ConfigError."""
+    if workload.span_s <= 0:
+        raise ConfigError("--rate: the workload's requests all arrive at once; there is no rate to scale")
+    return workload.stretched(len(workload.requests) / workload.span_s / rate)

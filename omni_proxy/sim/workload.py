@@ -6,7 +6,6 @@ keys are equal. Readers of trace files are in `traces.py`, generated workloads i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -53,17 +52,3 @@ class Workload:
         """The same requests with all instants times `factor`; lengths and order stay."""
         moved = tuple(replace(r, arrival_s=r.arrival_s * factor) for r in self.requests)
         return replace(self, requests=moved)
-
-
-def shared_tokens(requests: Sequence[SimRequest], block_tokens: int) -> int:
-    """Prompt tokens that a cache without bounds, shared by all workers, would have held already."""
-    seen: set[int] = set()
-    total = 0
-    for request in requests:
-        keys = request.full_blocks(block_tokens)
-        known = 0
-        while known < len(keys) and keys[known] in seen:
-            known += 1
-        seen.update(keys)
-        total += min(known * block_tokens, request.prompt_tokens - 1)
-    return total

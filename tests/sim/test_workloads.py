@@ -13,10 +13,9 @@ from omni_proxy.config import ConfigError
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.engine_model import EngineModel
 from omni_proxy.sim.presets import PRESETS, preset
-from omni_proxy.sim.setup import LoadBasis, at_load, offered_load
+from omni_proxy.sim.setup import LoadBasis, at_load, known_tokens, offered_load
 from omni_proxy.sim.synthetic import KINDS, parse_synthetic
 from omni_proxy.sim.traces import read_trace
-from omni_proxy.sim.workload import shared_tokens
 from tests.sim.helpers import SMALL
 
 GOOD = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
@@ -35,7 +34,7 @@ def test_a_mooncake_trace(tmp_path: Path) -> None:
     assert (first.arrival_s, first.prompt_tokens, first.output_tokens, first.block_keys) == (0.0, 600, 5, (0, 1))
     assert first.full_blocks(512) == (0,)
     assert (last.arrival_s, last.output_tokens) == (1.5, 1)
-    assert shared_tokens(workload.requests, 512) == 511
+    assert list(known_tokens(workload)) == [0, 511]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +125,7 @@ def test_bursts_are_denser_than_poisson() -> None:
 def test_turns_and_prefixes_share() -> None:
     for kind, least in (("prefixes", 0.3), ("turns", 0.4), ("poisson", 0.0)):
         workload = parse_synthetic(f"{kind},requests=500", 1)
-        share = shared_tokens(workload.requests, workload.block_tokens) / sum(
-            r.prompt_tokens for r in workload.requests
-        )
+        share = sum(known_tokens(workload)) / sum(r.prompt_tokens for r in workload.requests)
         assert share > least or share == least == 0
 
 

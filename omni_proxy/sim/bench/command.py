@@ -21,7 +21,7 @@ from omni_proxy.sim.commands import parse_slo, write_file
 from omni_proxy.sim.figures import Slo
 from omni_proxy.sim.http.client import ClientFault, HttpPool
 from omni_proxy.sim.report import latency_table, seconds_text, summary
-from omni_proxy.sim.setup import WorkloadChoice, load_workload
+from omni_proxy.sim.setup import WorkloadChoice, at_rate, load_workload
 from omni_proxy.sim.workload import Workload
 
 EXIT_NOTHING: Final = 1
@@ -47,13 +47,6 @@ def bench(options: argparse.Namespace, say: Callable[[str], None]) -> int:
     if options.json is not None:
         write_file(options.json, msgspec.json.format(msgspec.json.encode(result), indent=1))
     return 0 if result.figures.ttft is not None else EXIT_NOTHING
-
-
-def at_rate(workload: Workload, rate: float) -> Workload:
-    """The workload with so many requests a second on average. Raises ConfigError."""
-    if workload.span_s <= 0:
-        raise ConfigError("--rate: the workload's requests all arrive at once; there is no rate to scale")
-    return workload.stretched(len(workload.requests) / workload.span_s / rate)
 
 
 async def _run(asked: _Asked) -> BenchResult:
