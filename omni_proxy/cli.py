@@ -60,7 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     sim_options.add_plan(commands, _plan)
     sim_options.add_replay(commands, _replay)
     sim_options.add_bench(commands, _bench)
-    sim_options.add_bench(commands, _bench)
     return parser
 
 
@@ -345,12 +344,6 @@ def _replay(options: argparse.Namespace) -> int:
     from omni_proxy.sim.replay import run_replay
 
     return run_replay(options, Core, print)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from omni_proxy.sim.bench.command import bench
-
-    return bench(options, print)
 
 
 def _bench(options: argparse.Namespace) -> int:
