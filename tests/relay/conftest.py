@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import listening_socket
 from omni_proxy.build import Gateway
 from omni_proxy.config import Config, parse
@@ -53,6 +54,11 @@ class Rig:
         """What the gateway tells of a request."""
         return (await self.client.get(f"/omni/requests/{response.headers['x-request-id']}")).json()
 
+    def edge_exchange(self) -> Exchange:
+        """The only exchange that is live."""
+        (exchange,) = self.gateway.front.edge.exchanges.values()
+        return exchange
+
     def untouched(self) -> bool:
         """Has no worker been asked anything?"""
         return not any(worker.seen for worker in self.workers.values())
@@ -77,7 +83,10 @@ Start = Callable[..., Any]
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """`await start(p0=script, d0=script, ...)`: names that begin with p, d or m say the role."""
+    """`await start(p0=script, d0=script, ...)`: names that begin with p, d or m say the role.
+
+    The config is that of a file without `workers`; `connector` is for all of them, `each` has further keys by name.
+    """
     async with contextlib.AsyncExitStack() as stack:
 
         async def begin(config: dict[str, Any] | None = None, wait: bool = True, **scripts: Script) -> Rig:
@@ -98,9 +107,12 @@ async def start() -> AsyncIterator[Start]:
 
 def _config(workers: dict[str, ScriptedWorker], extra: dict[str, Any]) -> Config:
     roles = {"p": "prefill", "d": "decode", "m": "mixed"}
-    connector = extra.pop("connector", "vllm-nixl")
+    connector = extra.get("connector", "vllm-nixl")
+    each = extra.get("each", {})
+    extra = {name: value for name, value in extra.items() if name not in ("connector", "each")}
     listed = [
         {"name": name, "url": f"http://127.0.0.1:{w.port}", "role": roles[name[0]], "connector": connector}
+        | each.get(name, {})
         for name, w in workers.items()
     ]
     return parse({"workers": listed, **extra, "health": FAST | extra.get("health", {})}, "test")
