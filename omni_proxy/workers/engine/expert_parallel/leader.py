@@ -147,12 +147,12 @@ class ExpertParallel:
         self._stopped = True
         if self._replacing is not None:
             self._replacing.stop()
-        if not self._group.lost.is_set():
-            try:
-                self._end_step()
-                wire.announce(wire.Op.STOP)
-            except wire.RankLost:
-                self._group.kill()
+        try:
+            self.check()
+            self._end_step()
+            wire.announce(wire.Op.STOP)
+        except wire.RankLost:
+            self._group.kill()
         self._group.stop()
         wire.leave()
 
