@@ -158,6 +158,8 @@ class Model(_Model):
     """The model's folder, for its tokenizer and chat template."""
 
     path: Path | None = None
+    adapters: tuple[str, ...] = ()
+    """Names under which LoRA adapters of it are served: their prompts share no KV with those of others."""
 
 
 class Limits(_Model):

@@ -1,4 +1,4 @@
-"""Counts a prompt's tokens as the model will see them, off the event loop.
+"""Reads a prompt as the model will: its tokens, their number and the keys of its prefixes, off the event loop.
 
 Messages are rendered with the model's own chat template and encoded with its own tokenizer. What cannot be tokenised
 (images, a broken template, no template) is counted and falls back to an estimate; it is never an error of the client.
@@ -8,68 +8,127 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 from tokenizers import Tokenizer
 
+from omni_proxy.apc.keys import block_keys
 from omni_proxy.call import CHAT, Call
 from omni_proxy.messages import Tokenized
 from omni_proxy.prompts.chat_messages import BadMessage, ready_messages
 from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
-from omni_proxy.prompts.text_tokenizer import TokenizerError, encode, load_tokenizer
+from omni_proxy.prompts.segments import SegmentEncoder
+from omni_proxy.prompts.text_tokenizer import TokenizerError, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 THREADS: Final = 2
-_CHAT_FIELDS: Final = frozenset({"messages", "tools", "add_generation_prompt", "chat_template_kwargs"})
+_CHAT_FIELDS: Final = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template_kwargs",
+    "reasoning_effort",
+)
+_UNREADABLE: Final = frozenset({"chat_template", "documents", "mm_processor_kwargs", "prompt_embeds", "suffix"})
+"""Fields that change the prompt in a way that only the worker knows."""
 PostTokenized = Callable[[Tokenized], None]
+
+
+class PromptTokens(Struct, frozen=True):
+    """A prompt as the model reads it."""
+
+    count: int
+    """Of all prompts of a call together."""
+    ids: array[int] | None = None
+    """Of a call's only prompt; None where there are several."""
+    keys: tuple[int, ...] = ()
 
 
 class PromptTokenizer:
     """One model's template and tokenizer. Blocking; used from worker threads only."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, adapters: Collection[str] = frozenset()
+    ) -> None:
+        self._encoder = SegmentEncoder(tokenizer)
         self._template = template
+        self._adapters = adapters
+        """Model names that are LoRA adapters: they share tokens, but no KV."""
 
     @classmethod
-    def load(cls, folder: Path) -> PromptTokenizer:
+    def load(cls, folder: Path, adapters: Collection[str] = frozenset()) -> PromptTokenizer:
         """Read a model folder. Raises TokenizerError or ChatTemplateError, naming the file."""
-        return cls(load_tokenizer(folder), load_chat_template(folder))
+        return cls(load_tokenizer(folder), load_chat_template(folder), adapters)
 
-    def count(self, call: Call) -> int | None:
-        """Tokens of the call's prompt (of all its prompts together), or None when that cannot be said."""
+    def read(self, call: Call) -> PromptTokens | None:
+        """A call's prompt, or None when it cannot be read."""
+        if not _UNREADABLE.isdisjoint(call.fields):
+            return None
         if call.path == CHAT:
-            text = self._render(call)
-            return None if text is None else len(encode(self._tokenizer, text, add_special_tokens=False))
-        return self._count_prompt(msgspec.json.decode(call.fields["prompt"]))
+            ids = self._chat(call)
+            return None if ids is None else self._told(call, ids)
+        prompt = msgspec.json.decode(call.fields["prompt"])
+        special = _flag(call, "add_special_tokens", True)
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                return PromptTokens(sum(len(self._prompt(one, special)) for one in prompt))
+            prompt = prompt[0]
+        return self._told(call, self._prompt(prompt, special))
 
-    def _render(self, call: Call) -> str | None:
+    def _told(self, call: Call, ids: array[int]) -> PromptTokens:
+        salt = msgspec.json.decode(call.fields["cache_salt"]) if "cache_salt" in call.fields else None
+        lora = call.model if call.model in self._adapters else ""
+        return PromptTokens(len(ids), ids, block_keys(ids, lora, salt or ""))
+
+    def _prompt(self, prompt: str | list[int], add_special_tokens: bool) -> array[int]:
+        return self._encoder.encode(prompt, add_special_tokens) if isinstance(prompt, str) else array("I", prompt)
+
+    def _chat(self, call: Call) -> array[int] | None:
         if self._template is None:
             return None
-        fields = {name: msgspec.json.decode(raw) for name, raw in call.fields.items() if name in _CHAT_FIELDS}
-        variables: Mapping[str, Any] = fields.get("chat_template_kwargs") or {}
-        return self._template.render(
-            ready_messages(fields["messages"]),
+        fields = {name: msgspec.json.decode(call.fields[name]) for name in _CHAT_FIELDS if name in call.fields}
+        variables: dict[str, Any] = dict(fields.get("chat_template_kwargs") or {})
+        if fields.get("reasoning_effort") is not None:
+            variables.setdefault("reasoning_effort", fields["reasoning_effort"])
+        text = self._template.render(
+            messages := ready_messages(fields["messages"]),
             fields.get("tools"),
-            fields.get("add_generation_prompt") is not False,
+            fields.get("add_generation_prompt") is not False and not fields.get("continue_final_message"),
             variables,
         )
+        if fields.get("continue_final_message"):
+            text = open_end(text, messages)
+        # Templates write their own beginning of sequence: a second one only where the client asks for it.
+        return self._encoder.encode(text, bool(fields.get("add_special_tokens")))
 
-    def _count_prompt(self, prompt: Any) -> int:
-        if isinstance(prompt, str):
-            return len(encode(self._tokenizer, prompt, add_special_tokens=True))
-        if prompt and isinstance(prompt[0], int):
-            return len(prompt)
-        return sum(map(self._count_prompt, prompt))
+
+def open_end(text: str, messages: list[dict[str, Any]]) -> str:
+    """A rendered chat, cut behind its last message's content. Raises ChatTemplateError where that is not in it."""
+    final = str(messages[-1]["content"])
+    at = text.rfind(final.strip())
+    if at < 0:
+        raise ChatTemplateError("the last message is not in the rendered chat as it is")
+    kept = final.lstrip()
+    return text[: at + len(kept)] if text.startswith(kept, at) else text[: at + len(final.strip())]
+
+
+def _flag(call: Call, name: str, default: bool) -> bool:
+    raw: Mapping[str, Any] = call.fields
+    value = msgspec.json.decode(raw[name]) if name in raw else None
+    return default if value is None else bool(value)
 
 
 class TokenCounter:
-    """Counts calls in a few threads and posts `Tokenized`. `fallbacks` counts what could not be tokenised."""
+    """Reads prompts in a few threads and posts `Tokenized`. `fallbacks` counts what could not be tokenised."""
 
     def __init__(self, tokenizer: PromptTokenizer, post: PostTokenized) -> None:
         self._tokenizer = tokenizer
@@ -79,22 +138,26 @@ class TokenCounter:
         self.fallbacks = 0
 
     def __call__(self, rid: str, call: Call) -> None:
-        self._threads.submit(self._count, rid, call)
+        self._threads.submit(self._read, rid, call)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _count(self, rid: str, call: Call) -> None:
-        tokens: int | None = None
+    def _read(self, rid: str, call: Call) -> None:
+        tokens: PromptTokens | None = None
         try:
-            tokens = self._tokenizer.count(call)
+            tokens = self._tokenizer.read(call)
         except (BadMessage, ChatTemplateError, TokenizerError, msgspec.DecodeError) as exc:
+            logger.debug("prompt not tokenised: %s", exc)
+        except (OverflowError, TypeError, ValueError) as exc:  # token ids that are none, text that is not Unicode
             logger.debug("prompt not tokenised: %s", exc)
         except Exception:  # a foreign tokenizer may raise anything; the request goes on by its estimate
             logger.exception("the tokenizer failed")
         self._loop.call_soon_threadsafe(self._done, rid, tokens)
 
-    def _done(self, rid: str, tokens: int | None) -> None:
+    def _done(self, rid: str, tokens: PromptTokens | None) -> None:
         if tokens is None:
             self.fallbacks += 1
-        self._post(Tokenized(rid, tokens))
+            self._post(Tokenized(rid, None))
+        else:
+            self._post(Tokenized(rid, tokens.count, tokens.keys))
