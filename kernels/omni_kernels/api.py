@@ -35,38 +35,48 @@ def _require(holds: bool, op: str, argument: str, why: str, got: object) -> None
 
 def _floats(op: str, argument: str, x: Tensor, like: Tensor | None = None) -> None:
     """`x` must be floating, and of the dtype and device of `like`."""
-    _require(x.is_floating_point(), op, argument, "must be floating", x.dtype)
-    if like is not None:
-        _require(x.dtype == like.dtype, op, argument, f"must be {like.dtype}", x.dtype)
-        _require(x.device == like.device, op, argument, f"must be on {like.device}", x.device)
+    if like is None:
+        if not x.is_floating_point():
+            _require(False, op, argument, "must be floating", x.dtype)
+    elif x.dtype != like.dtype:
+        _require(False, op, argument, f"must be {like.dtype}", x.dtype)
+    elif x.device != like.device:
+        _require(False, op, argument, f"must be on {like.device}", x.device)
 
 
 def _integers(op: str, argument: str, x: Tensor) -> None:
     _require(x.dtype in (torch.int64, torch.int32), op, argument, "must be int64 or int32", x.dtype)
 
 
+# The small ops are called often: their messages are put together only when needed.
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `reference.rms_norm`."""
-    _require(x.dim() > 0, "rms_norm", "x", "must be [..., H]", x.shape)
+    shape = x.shape
+    if not shape:
+        _require(False, "rms_norm", "x", "must be [..., H]", shape)
     _floats("rms_norm", "x", x)
+    if weight.shape[-1:] != shape[-1:]:
+        _require(False, "rms_norm", "weight", f"must end in {shape[-1]}", weight.shape)
     _floats("rms_norm", "weight", weight, x)
-    width = x.shape[-1]
-    _require(weight.shape[-1:] == x.shape[-1:], "rms_norm", "weight", f"must end in {width}", weight.shape)
     if residual is not None:
+        if residual.shape != shape:
+            _require(False, "rms_norm", "residual", f"must be {tuple(shape)}", residual.shape)
         _floats("rms_norm", "residual", residual, x)
-        same = residual.shape == x.shape
-        _require(same, "rms_norm", "residual", f"must be {tuple(x.shape)}", residual.shape)
     result: tuple[Tensor, Tensor] = _op("rms_norm", x, weight, residual)(x, weight, eps, residual)
     return result
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `reference.rope`."""
-    _require(x.dim() == 3 and x.shape[2] % 2 == 0, "rope", "x", "must be [T, heads, even]", x.shape)
+    if x.dim() != 3 or x.shape[2] % 2:
+        _require(False, "rope", "x", "must be [T, heads, even]", x.shape)
     _floats("rope", "x", x)
     table = (x.shape[0], x.shape[2])
     for name, part in (("cos", cos), ("sin", sin)):
-        _require(part.shape == table, "rope", name, f"must be {table}", part.shape)
+        if part.shape != table:
+            _require(False, "rope", name, f"must be {table}", part.shape)
         _floats("rope", name, part, x)
     result: Tensor = _op("rope", x, cos, sin)(x, cos, sin)
     return result
@@ -74,8 +84,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `reference.silu_and_mul`."""
-    even = x.dim() > 0 and x.shape[-1] % 2 == 0
-    _require(even, "silu_and_mul", "x", "must have an even last axis", x.shape)
+    if x.dim() == 0 or x.shape[-1] % 2:
+        _require(False, "silu_and_mul", "x", "must have an even last axis", x.shape)
     _floats("silu_and_mul", "x", x)
     result: Tensor = _op("silu_and_mul", x)(x)
     return result

@@ -11,6 +11,19 @@ import omni_kernels as ops
 from omni_kernels import registry
 
 
+ON_DEMAND = ("asan", "ascend")
+"""Marks of tests that run only where `-m` names them."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for mark in ON_DEMAND:
+        if mark in config.option.markexpr:
+            continue
+        for item in items:
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=f"runs with -m {mark}"))
+
+
 def _variants() -> list[str]:
     library = registry.cpu_library()
     if library is None:

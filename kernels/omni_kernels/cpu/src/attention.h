@@ -110,20 +110,21 @@ INLINE void load_tile(const Attend& a, const int64_t* table, int64_t head, int64
     else if (c.dtype == OMNI_BF16) widen_rows<OMNI_BF16>(rows.value, n, padded, s.v);
 }
 
-// s[m][KEYS] = q[m][dim] . kt, M rows at a time, two vectors of keys at a time.
+// s[m][KEYS] = q[m][dim] . kt, M rows and N vectors of keys at a time: enough chains to hide a multiply-add's latency.
 template <int M>
 INLINE void scores(const float* q, const float* kt, int64_t dim, float* s) {
-    for (int64_t j = 0; j < KEYS; j += 2 * W) {
-        vf acc[2 * M] = {};
+    constexpr int N = W == 16 || (W == 8 && M < 4) ? 4 : 2;
+    for (int64_t j = 0; j < KEYS; j += N * W) {
+        vf acc[N * M] = {};
         for (int64_t d = 0; d < dim; d++) {
-            const vf k0 = load(kt + d * KEYS + j), k1 = load(kt + d * KEYS + j + W);
-            unroll<M>(EACH {
-                const vf x = splat(q[i * dim + d]);
-                acc[2 * i] = x * k0 + acc[2 * i];
-                acc[2 * i + 1] = x * k1 + acc[2 * i + 1];
+            vf k[N];
+            unroll<N>(EACH { k[i] = load(kt + d * KEYS + j + i * W); });
+            unroll<M>([&](auto m) __attribute__((always_inline)) {
+                const vf x = splat(q[m * dim + d]);
+                unroll<N>(EACH { acc[m * N + i] = x * k[i] + acc[m * N + i]; });
             });
         }
-        unroll<2 * M>(EACH { store(s + i / 2 * KEYS + j + i % 2 * W, acc[i]); });
+        unroll<N * M>(EACH { store(s + i / N * KEYS + j + i % N * W, acc[i]); });
     }
 }
 
@@ -148,18 +149,49 @@ INLINE float soften(float* s, int64_t seen, float& most, float& sum) {
     return keep;
 }
 
-// o[m][padded] = o * keep[m] + p[m][n] . rows v[n], float32
+// o[m][padded] = o * keep[m] + p[m][n] . rows v[n], float32; N vectors from column d on.
+template <int M, int N>
+INLINE void gather_columns(const float* p, const char* const* v, const float* keep, int64_t n, int64_t padded,
+                           int64_t d, float* o) {
+    vf acc[M * N];
+    unroll<M * N>(EACH { acc[i] = load(o + i / N * padded + d + i % N * W) * splat(keep[i / N]); });
+    for (int64_t j = 0; j < n; j++) {
+        const float* row = reinterpret_cast<const float*>(v[j]) + d;
+        vf x[N];
+        unroll<N>(EACH { x[i] = load(row + i * W); });
+        unroll<M>([&](auto m) __attribute__((always_inline)) {
+            const vf share = splat(p[m * KEYS + j]);
+            unroll<N>(EACH { acc[m * N + i] = share * x[i] + acc[m * N + i]; });
+        });
+    }
+    unroll<M * N>(EACH { store(o + i / N * padded + d + i % N * W, acc[i]); });
+}
+
 template <int M>
 INLINE void gather_values(const float* p, const char* const* v, const float* keep, int64_t n, int64_t padded, float* o) {
-    for (int64_t d = 0; d < padded; d += W) {
-        vf acc[M];
-        unroll<M>(EACH { acc[i] = load(o + i * padded + d) * splat(keep[i]); });
-        for (int64_t j = 0; j < n; j++) {
-            const vf x = load(reinterpret_cast<const float*>(v[j]) + d);
-            unroll<M>(EACH { acc[i] = splat(p[i * KEYS + j]) * x + acc[i]; });
-        }
-        unroll<M>(EACH { store(o + i * padded + d, acc[i]); });
+    int64_t d = 0;
+    if constexpr (M < 4)
+        for (; d + 4 * W <= padded; d += 4 * W) gather_columns<M, 4>(p, v, keep, n, padded, d, o);
+    for (; d + 2 * W <= padded; d += 2 * W) gather_columns<M, 2>(p, v, keep, n, padded, d, o);
+    for (; d < padded; d += W) gather_columns<M, 1>(p, v, keep, n, padded, d, o);
+}
+
+// M query vectors from m on against one tile; `seen0` keys of it are visible to the block's first row.
+template <int M>
+INLINE void attend_vectors(AttendScratch& t, const TileRows& rows, int64_t m, int64_t group, int64_t seen0, int64_t n,
+                           int64_t dim, int64_t padded) {
+    if (seen0 + (m + M - 1) / group <= 0) return;
+    float* s = t.s + m * KEYS;
+    scores<M>(t.q + m * dim, t.kt, dim, s);
+    float keep[M];
+    for (int i = 0; i < M; i++) {
+        const int64_t seen = seen0 + (m + i) / group;
+        keep[i] = 1.0f;
+        if (seen > 0) keep[i] = soften(s + i * KEYS, min64(seen, KEYS), t.most[m + i], t.sum[m + i]);
+        else
+            for (int64_t j = 0; j < KEYS; j++) s[i * KEYS + j] = 0.0f;
     }
+    gather_values<M>(s, rows.value, keep, n, padded, t.o + m * padded);
 }
 
 // Query rows [r0, r0 + rows) of sequence `s` against the keys of one key head.
@@ -180,24 +212,10 @@ static void attend_block(const Attend& a, int64_t s, int64_t r0, int64_t rows, i
     for (int64_t base = 0; base < seen0 + rows - 1; base += KEYS) {
         const int64_t n = min64(KEYS, seen0 + rows - 1 - base);
         load_tile(a, table, head, base, n, t, tile_rows);
-        for (int64_t m = 0; m < vectors;) {
-            const int step = vectors - m >= 4 ? 4 : 1;
-            float* sc = t.s + m * KEYS;
-            if (step == 4) scores<4>(t.q + m * dim, t.kt, dim, sc);
-            else scores<1>(t.q + m * dim, t.kt, dim, sc);
-            float keep[4];
-            for (int i = 0; i < step; i++) {
-                const int64_t seen = seen0 + (m + i) / group - base;
-                keep[i] = 1.0f;
-                if (seen <= 0)
-                    for (int64_t j = 0; j < KEYS; j++) sc[i * KEYS + j] = 0.0f;
-                else
-                    keep[i] = soften(sc + i * KEYS, min64(seen, KEYS), t.most[m + i], t.sum[m + i]);
-            }
-            if (step == 4) gather_values<4>(sc, tile_rows.value, keep, n, padded, t.o + m * padded);
-            else gather_values<1>(sc, tile_rows.value, keep, n, padded, t.o + m * padded);
-            m += step;
-        }
+        int64_t m = 0;
+        for (; m + 4 <= vectors; m += 4) attend_vectors<4>(t, tile_rows, m, group, seen0 - base, n, dim, padded);
+        for (; m + 2 <= vectors; m += 2) attend_vectors<2>(t, tile_rows, m, group, seen0 - base, n, dim, padded);
+        for (; m < vectors; m++) attend_vectors<1>(t, tile_rows, m, group, seen0 - base, n, dim, padded);
     }
     for (int64_t m = 0; m < vectors; m++) {
         float* out = a.out + ((r0 + m / group) * a.q_heads + head * group + m % group) * c.value_dim;

@@ -13,7 +13,13 @@ INLINE void norm_row(const float* x, const float* weight, int64_t n, float eps, 
 // Half-split rotation by a row of the table, whose first half of sines is negated. `out` may not be `x`.
 INLINE void rope_row(const float* x, const float* cos, const float* sin, int64_t dim, float* out) {
     const int64_t half = dim / 2;
-    for (int64_t i = 0; i < half; i++) {
+    int64_t i = 0;
+    for (; i + W <= half; i += W) {
+        const vf a = load(x + i), b = load(x + i + half);
+        store(out + i, a * load(cos + i) + b * load(sin + i));
+        store(out + i + half, b * load(cos + i + half) + a * load(sin + i + half));
+    }
+    for (; i < half; i++) {
         out[i] = x[i] * cos[i] + x[i + half] * sin[i];
         out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half];
     }
@@ -33,13 +39,14 @@ INLINE void silu_row(const float* gate, const float* up, int64_t n, float* out) 
 // A NaN counts as the largest value, as in torch.topk; of equals the first wins.
 INLINE bool better(float a, float b) { return a > b || (a != a && b == b); }
 
-INLINE void top(const float* value, int64_t n, int64_t k, bool* taken, int64_t* best) {
-    for (int64_t slot = 0; slot < k; slot++) {
-        int64_t at = -1;
-        for (int64_t i = 0; i < n; i++)
-            if (!taken[i] && (at < 0 || better(value[i], value[at]))) at = i;
-        taken[at] = true;
-        best[slot] = at;
+// The k best of those not `taken`, best first: one pass that keeps them in order.
+INLINE void top(const float* value, int64_t n, int64_t k, const bool* taken, int64_t* best) {
+    int64_t held = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (taken[i] || (held == k && !better(value[i], value[best[k - 1]]))) continue;
+        int64_t at = held < k ? held++ : k - 1;
+        for (; at > 0 && better(value[i], value[best[at - 1]]); at--) best[at] = best[at - 1];
+        best[at] = i;
     }
 }
 
@@ -95,7 +102,7 @@ INLINE void choose_row(const omni_routing& r, RouteScratch& s, int64_t* ids) {
         for (int64_t g = 0; g < r.groups; g++) s.group[g] = group_score(s.choice + g * width, width);
         for (int64_t i = 0; i < e; i++) s.taken[i] = true;
         int64_t kept[256];
-        bool used[256] = {};
+        const bool used[256] = {};
         top(s.group, r.groups, r.top_groups, used, kept);
         for (int64_t g = 0; g < r.top_groups; g++)
             for (int64_t i = 0; i < width; i++) s.taken[kept[g] * width + i] = false;

@@ -1,0 +1,92 @@
+"""Times and limits of this machine, so that a share of the one by the other means something on a shared machine.
+
+Contestants take turns, the least time of each counts, and the limits are measured in the same turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from omni_kernels import registry
+
+READ_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine does at best, with the threads in use."""
+
+    read_bytes_s: float
+    flop_s: float
+    """Of fused multiply-adds in float32 registers."""
+    gemm_flop_s: float
+    """Of a large float32 product by torch."""
+
+    def per_s(self) -> dict[str, float]:
+        """In the table's units."""
+        return {"GB/s": self.read_bytes_s / 1e9, "GF/s": self.flop_s / 1e9, "gemm GF/s": self.gemm_flop_s / 1e9}
+
+
+def least(runs: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Least seconds of each contestant over `turns` rounds in which each runs once, after one unmeasured round."""
+    best = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run()
+    for _ in range(turns):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def repeated(run: Callable[[], object], least_s: float = 2e-3) -> tuple[Callable[[], object], int]:
+    """`run` as often in a row as takes `least_s`, so that the clock's own cost vanishes; and how often that is."""
+    start = time.perf_counter()
+    run()
+    count = max(1, round(least_s / max(time.perf_counter() - start, 1e-7)))
+
+    def many() -> None:
+        for _ in range(count):
+            run()
+
+    return many, count
+
+
+class Machine:
+    """Measures the limits again whenever asked: neighbours change them."""
+
+    def __init__(self, gemm: int = 1024) -> None:
+        self._library = registry.cpu_library()
+        self._data = torch.ones(READ_BYTES, dtype=torch.uint8)
+        self._square = torch.randn(gemm, gemm)
+
+    def runs(self) -> dict[str, Callable[[], object]]:
+        """Contestants for `least`, to be read by `limits`."""
+        threads = torch.get_num_threads()
+        square = self._square
+        runs: dict[str, Callable[[], object]] = {"limit: gemm": lambda: square @ square}
+        library = self._library
+        if library is None:
+            runs["limit: read"] = self._data.view(torch.int64).sum
+            return runs
+        runs["limit: read"] = lambda: library.omni_bench_read(self._data.data_ptr(), READ_BYTES, threads)
+        runs["limit: fma"] = lambda: library.omni_bench_fma(self._rounds(), threads)
+        return runs
+
+    def limits(self, times: Mapping[str, float]) -> Limits:
+        """The limits that times of `runs` stand for."""
+        gemm = 2 * self._square.shape[0] ** 3 / times["limit: gemm"]
+        fma = gemm
+        if self._library is not None:
+            flop = self._library.omni_bench_fma(self._rounds(), torch.get_num_threads())
+            fma = max(flop / times["limit: fma"], gemm)
+        return Limits(READ_BYTES / times["limit: read"], fma, gemm)
+
+    @staticmethod
+    def _rounds() -> int:
+        return 1_000_000

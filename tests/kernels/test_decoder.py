@@ -1,0 +1,197 @@
+"""A decoder's one-call step against the same step op by op, and what it promises: rows, threads, arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import omni_kernels as ops
+from omni_kernels import registry
+
+HEADS, KV_HEADS, DIM, HIDDEN, VOCAB, SIZE, LIMIT = 4, 2, 16, 48, 70, 4, 256
+
+
+def layer(experts: int, wide: int, top_k: int, *, qk_norm: bool = True) -> ops.DecoderLayer:
+    """Random weights; `experts` 0 is a dense MLP."""
+    shape = (experts,) if experts else ()
+    return ops.DecoderLayer(
+        attention_norm=torch.rand(HIDDEN) + 0.5,
+        qkv=torch.randn((HEADS + 2 * KV_HEADS) * DIM, HIDDEN) / HIDDEN**0.5,
+        qk_norm=torch.rand(HEADS + KV_HEADS, DIM) + 0.5 if qk_norm else None,
+        out=torch.randn(HIDDEN, HEADS * DIM) / HIDDEN**0.5,
+        mlp_norm=torch.rand(HIDDEN) + 0.5,
+        w13=torch.randn(*shape, 2 * wide, HIDDEN) / HIDDEN**0.5,
+        w2=torch.randn(*shape, HIDDEN, wide) / wide**0.5,
+        gate=torch.randn(experts, HIDDEN) if experts else None,
+        top_k=top_k,
+    )
+
+
+def decoder_weights() -> ops.DecoderWeights:
+    """Three layers: experts, dense, experts without head norms."""
+    layers = [layer(6, 20, 2), layer(0, 33, 1), layer(6, 16, 3, qk_norm=False)]
+    embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN) / HIDDEN**0.5
+    cos, sin = ops.rope_table(DIM, LIMIT, 1e4)
+    return ops.DecoderWeights(embedding, layers, torch.rand(HIDDEN) + 0.5, head, cos, sin, HEADS, KV_HEADS, 1e-6)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One step's arguments."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    batch: ops.AttentionBatch
+    logit_rows: Tensor
+
+
+def rows_of(lens: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]) -> Rows:
+    """Chunks (rows, keys after them); the tokens are the whole sequences'. Logits of every row."""
+    places = [(s, p) for s, (n, m) in enumerate(lens) for p in range(m - n, m)]
+    return Rows(
+        torch.tensor([tokens[s][p] for s, p in places]),
+        torch.tensor([p for _, p in places]),
+        torch.tensor([tables[s][p // SIZE] * SIZE + p % SIZE for s, p in places]),
+        ops.attention_batch([n for n, _ in lens], [m for _, m in lens], tables, SIZE),
+        torch.arange(len(places)),
+    )
+
+
+def by_ops(w: ops.DecoderWeights, r: Rows, kv: Tensor, counts: Tensor) -> Tensor:
+    """The step's definition."""
+    run = registry.TORCH
+    x = F.embedding(r.tokens, w.embedding)
+    cos, sin = w.cos[r.positions], w.sin[r.positions]
+    for i, one in enumerate(w.layers):
+        normed, _ = run["rms_norm"](x, one.attention_norm, w.eps)
+        qkv = (normed @ one.qkv.t()).view(x.shape[0], -1, DIM)
+        qk, values = qkv[:, : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
+        if one.qk_norm is not None:
+            qk, _ = run["rms_norm"](qk, one.qk_norm, w.eps)
+        qk = run["rope"](qk, cos, sin)
+        run["kv_write"](kv[i], r.slots, qk[:, HEADS:], values)
+        seen = run["paged_attention"](qk[:, :HEADS], kv[i], r.batch, DIM**-0.5)
+        x = x + seen.flatten(1) @ one.out.t()
+        normed, _ = run["rms_norm"](x, one.mlp_norm, w.eps)
+        if one.gate is None:
+            x = x + run["silu_and_mul"](normed @ one.w13.t()) @ one.w2.t()
+            continue
+        ids, weights, chosen = run["moe_route"](normed @ one.gate.t(), one.top_k, one.renormalise)
+        counts[i] += chosen
+        x = x + run["fused_moe"](normed, one.w13, one.w2, ids, weights, chosen)
+    return run["rms_norm"](x[r.logit_rows], w.norm, w.eps)[0] @ w.head.t()
+
+
+class Case:
+    """A decoder with an empty cache and three sequences in scattered blocks."""
+
+    def __init__(self) -> None:
+        self.weights = decoder_weights()
+        decoder = ops.build_decoder(self.weights)
+        assert decoder is not None
+        self.decoder = decoder
+        order = torch.randperm(60).tolist()
+        self.tables = [order[i * 20 : (i + 1) * 20] for i in range(3)]
+        self.tokens = torch.randint(0, VOCAB, (3, 80)).tolist()
+        self.kv = torch.zeros(3, 2, 60, SIZE, KV_HEADS, DIM)
+        self.counts = torch.zeros(3, 6, dtype=torch.int64)
+
+    def rows(self, lens: Sequence[tuple[int, int]]) -> Rows:
+        return rows_of(lens, self.tables[: len(lens)], self.tokens[: len(lens)])
+
+    def step(self, r: Rows, kv: Tensor | None = None) -> Tensor:
+        cache = self.kv if kv is None else kv
+        return self.decoder.step(r.tokens, r.positions, r.slots, r.batch, r.logit_rows, cache, self.counts)
+
+
+@pytest.fixture
+def case(compiled: str) -> Case:
+    return Case()
+
+
+def test_a_step_equals_the_same_step_op_by_op(case: Case) -> None:
+    kv, counts = case.kv.clone(), torch.zeros_like(case.counts)
+    for lens in ([(30, 30), (7, 7), (12, 12)], [(1, 31), (1, 8), (40, 52)], [(1, 32), (1, 9), (1, 53)]):
+        rows = case.rows(lens)
+        got, want = case.step(rows), by_ops(case.weights, rows, kv, counts)
+        torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(case.kv, kv, atol=2e-4, rtol=1e-4)
+        assert case.counts.equal(counts)
+
+
+def test_neither_chunks_nor_neighbours_nor_threads_change_a_bit(case: Case) -> None:
+    whole = case.step(case.rows([(50, 50)]))
+    again = torch.zeros_like(case.kv)
+    for first, last in ((0, 1), (1, 13), (13, 14), (14, 50)):
+        torch.set_num_threads(1 + first % 3)
+        part = case.step(case.rows([(last - first, last)]), again)
+        assert part.equal(whole[first:last])
+    crowded = torch.zeros_like(case.kv)
+    torch.set_num_threads(2)
+    together = case.step(case.rows([(50, 50), (9, 9), (80, 80)]), crowded)
+    assert together[:50].equal(whole)
+    assert crowded[:, :, case.tables[0]].equal(again[:, :, case.tables[0]])
+
+
+def test_a_cache_in_bfloat16(case: Case) -> None:
+    rows = case.rows([(30, 30), (7, 7)])
+    want = case.step(rows)
+    got = case.step(rows, case.kv.to(torch.bfloat16))
+    torch.testing.assert_close(got, want, atol=0.2, rtol=0.05)
+
+
+def test_int8_weights_stay_close(case: Case) -> None:
+    small = ops.build_decoder(case.weights, torch.int8)
+    assert small is not None
+    r = case.rows([(30, 30)])
+    got = small.step(r.tokens, r.positions, r.slots, r.batch, r.logit_rows, case.kv.clone())
+    want = case.step(r)
+    assert ((got - want).norm() / want.norm()).item() < 0.15
+
+
+def test_a_negative_slot_is_not_written(case: Case) -> None:
+    rows = case.rows([(5, 5)])
+    case.step(Rows(rows.tokens, rows.positions, torch.full((5,), -1), rows.batch, rows.logit_rows))
+    assert case.kv.eq(0).all()
+
+
+def test_no_row_wants_logits(case: Case) -> None:
+    r = case.rows([(5, 5)])
+    assert case.step(Rows(r.tokens, r.positions, r.slots, r.batch, r.logit_rows[:0])).shape == (0, VOCAB)
+
+
+FAULTS = {
+    "tokens must be in the vocabulary": ("tokens", torch.tensor([0, VOCAB])),
+    r"tokens must be \[2\] int64": ("tokens", torch.tensor([0.0, 1.0])),
+    r"positions must be \[2\] int64": ("positions", torch.tensor([0])),
+    "rows or positions out of range": ("positions", torch.tensor([0, LIMIT])),
+    "slots must lie in the cache": ("slots", torch.tensor([0, 240])),
+    "rows or positions": ("logit_rows", torch.tensor([2])),
+    "block_tables": ("batch", ops.attention_batch([2], [2], [[60]], SIZE)),
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_a_wrong_argument_is_named(case: Case, text: str) -> None:
+    name, value = FAULTS[text]
+    rows = case.rows([(2, 2)])
+    fields = {field: getattr(rows, field) for field in ("tokens", "positions", "slots", "batch", "logit_rows")}
+    with pytest.raises(ValueError, match=f"^step: {text}"):
+        case.step(Rows(**{**fields, name: value}))
+
+
+def test_a_wrong_cache_or_count_is_named(case: Case) -> None:
+    rows = case.rows([(2, 2)])
+    with pytest.raises(ValueError, match=r"^step: kv must be contiguous"):
+        case.step(rows, case.kv[:2])
+    with pytest.raises(ValueError, match=r"^step: kv must be contiguous"):
+        case.step(rows, case.kv.double())
+    case.counts = case.counts.int()
+    with pytest.raises(ValueError, match=r"^step: expert_tokens"):
+        case.step(rows)
