@@ -48,7 +48,7 @@ def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable
 
 def _cores(settings: CoreSettings, compare: bool) -> list[tuple[str, Callable[[ExactIndex], CoreLike]]]:
     cores: list[tuple[str, Callable[[ExactIndex], CoreLike]]] = [
-        ("omni-proxy", lambda index: Core(settings, index)),
+        ("omni-proxy", lambda index: Core(settings)),  # hears KV events and keeps its own index
     ]
     if compare:
         cores += [(name, router(name)) for name in COMPARED]

@@ -5,7 +5,9 @@ Implements the scheduler's `PrefixIndex` over what simulated engines store and e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from omni_proxy.apc.keys import UNIT_TOKENS
 
 
 class ExactIndex:
@@ -17,35 +19,28 @@ class ExactIndex:
         self._holders: dict[int, int] = {}
         self._block_tokens = block_tokens
 
-    def stored(self, worker: str) -> Callable[[object, Iterable[int]], None]:
-        """What to call with a job and its blocks that a worker has stored."""
+    def store(self, worker: str, keys: Iterable[int]) -> None:
+        """A worker has stored blocks."""
         bit, holders = self._bits[worker], self._holders
+        for key in keys:
+            holders[key] = holders.get(key, 0) | bit
 
-        def store(job: object, keys: Iterable[int]) -> None:
-            for key in keys:
-                holders[key] = holders.get(key, 0) | bit
-
-        return store
-
-    def removed(self, worker: str) -> Callable[[Iterable[int]], None]:
-        """What to call with the blocks that a worker has evicted."""
+    def remove(self, worker: str, keys: Iterable[int]) -> None:
+        """A worker has evicted blocks."""
         keep, holders = ~self._bits[worker], self._holders
-
-        def remove(keys: Iterable[int]) -> None:
-            for key in keys:
-                left = holders.get(key, 0) & keep
-                if left:
-                    holders[key] = left
-                else:
-                    holders.pop(key, None)
-
-        return remove
+        for key in keys:
+            left = holders.get(key, 0) & keep
+            if left:
+                holders[key] = left
+            else:
+                holders.pop(key, None)
 
     def match(self, keys: Sequence[int]) -> Mapping[str, int]:
-        """Cached prefix length in tokens for each worker that holds any of it."""
+        """Cached prefix length in tokens for each worker that holds any of it; `keys` are those of units."""
         found: dict[str, int] = {}
-        alive = -1
-        for depth, key in enumerate(keys):
+        alive, stride = -1, self._block_tokens // UNIT_TOKENS
+        blocks = keys[stride - 1 :: stride]
+        for depth, key in enumerate(blocks):
             here = self._holders.get(key, 0) & alive
             if here != alive:
                 self._note(found, alive & ~here if alive != -1 else 0, depth)
@@ -53,7 +48,7 @@ class ExactIndex:
             if not here:
                 return found
         if alive != -1:
-            self._note(found, alive, len(keys))
+            self._note(found, alive, len(blocks))
         return found
 
     def _note(self, found: dict[str, int], workers: int, depth: int) -> None:

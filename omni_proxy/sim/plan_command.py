@@ -51,5 +51,5 @@ class _Simulator:
 
     def __call__(self, workload: Workload, prefill: int, decode: int) -> Figures:
         workers = make_cluster(prefill, decode, 0, self._model)
-        run = World(workload, workers, lambda index: Core(self._settings, index)).run()
+        run = World(workload, workers, lambda index: Core(self._settings)).run()
         return figures(run.records, self._slo)

@@ -31,6 +31,8 @@ class Delays:
     """Of any prompt."""
     tokenize_token_s: float = 3e-6
     """Of each token of a prompt."""
+    kv_event_s: float = 0.005
+    """From a change of a worker's cache until the gateway hears of it."""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,9 @@ keys are equal. Readers of trace files are in `traces.py`, generated workloads i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
+
+from omni_proxy.apc.keys import UNIT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,14 @@ class SimRequest:
         """Keys of the blocks that the prompt fills, which are those that an engine can share."""
         return self.block_keys[: self.prompt_tokens // block_tokens]
 
+    def unit_keys(self, block_tokens: int) -> tuple[int, ...]:
+        """The keys that a gateway's tokenizer would bring: one for each unit of `apc.keys`.
+
+        A block's key stands for all units in it; an index that counts in blocks of this size reads the last of them.
+        """
+        units = block_tokens // UNIT_TOKENS
+        return tuple(chain.from_iterable(repeat(key, units) for key in self.full_blocks(block_tokens)))
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -35,7 +46,7 @@ class Workload:
 
     name: str
     block_tokens: int
-    """Tokens in a block of `block_keys`."""
+    """Tokens in a block of `block_keys`; a multiple of the unit in which the gateway counts prefixes."""
     requests: tuple[SimRequest, ...]
 
     @property

@@ -10,11 +10,16 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Final, assert_never
+
+from msgspec import structs
 
 from omni_proxy.messages import (
     Abort,
     Arrived,
+    BlocksRemoved,
+    BlocksStored,
     Close,
     DecodeDone,
     Effect,
@@ -74,13 +79,14 @@ class World:
     ) -> None:
         self._delays = Delays() if delays is None else delays
         self._observers = tuple(observers)
-        index = ExactIndex([w.spec.name for w in workers], workload.block_tokens)
-        self._engines = tuple(_engine(w, workload.block_tokens, index) for w in workers)
+        workers = [_with_blocks(worker, workload.block_tokens) for worker in workers]
+        self._index = ExactIndex([w.spec.name for w in workers], workload.block_tokens)
+        self._engines = tuple(map(self._engine, workers, repeat(workload.block_tokens)))
         self._models = tuple(w.model for w in workers)
         self._places = {w.spec.name: place for place, w in enumerate(workers)}
         self._links = [0.0 for _ in workers]
         """The instant from which each worker's link is free."""
-        self._core = make_core(index)
+        self._core = make_core(self._index)
         self._run = Run(workload, tuple(workers), self._engines)
         self._requests: dict[str, SimRequest] = {}
         self._followers: dict[int, list[int]] = {}
@@ -93,6 +99,7 @@ class World:
         self._order = 0
         self._serial = 0
         self._tick_at: float | None = None
+        self._now = 0.0
         self._wakes = [-1.0 for _ in workers]
         self._sample_count = samples
 
@@ -110,6 +117,7 @@ class World:
                 self._sample(next_sample)
                 next_sample += step
             self._run.events += 1
+            self._now = now
             action(now)
         self._run.ended_at = max((r.ended_at or 0.0 for r in self._run.records), default=0.0)
         return self._run
@@ -223,7 +231,7 @@ class World:
     def _tokenized(self, rid: str, now: float) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            keys = request.full_blocks(self._run.workload.block_tokens)
+            keys = request.unit_keys(self._run.workload.block_tokens)
             self._tell(Tokenized(rid, request.prompt_tokens, keys), now)
 
     # ------------------------------------------------------------------------- legs
@@ -356,7 +364,25 @@ class World:
         cached = job.cached_tokens if leg.source is None else None
         self._tell(DecodeDone(leg.lease, Usage(job.prompt_tokens, job.generated, cached)), now)
 
+    # ----------------------------------------------------------------------- KV events
 
-def _engine(worker: SimWorker, block_tokens: int, index: ExactIndex) -> Engine:
-    name = worker.spec.name
-    return Engine(worker.model, worker.max_seqs, block_tokens, index.stored(name), index.removed(name))
+    def _engine(self, worker: SimWorker, block_tokens: int) -> Engine:
+        name = worker.spec.name
+
+        def on_stored(job: Job, keys: list[int]) -> None:
+            self._index.store(name, keys)
+            self._later(BlocksStored(name, 0, block_tokens, tuple(keys)))
+
+        def on_removed(keys: list[int]) -> None:
+            self._index.remove(name, keys)
+            self._later(BlocksRemoved(name, 0, tuple(keys)))
+
+        return Engine(worker.model, worker.max_seqs, block_tokens, on_stored, on_removed)
+
+    def _later(self, event: BlocksStored | BlocksRemoved) -> None:
+        """KV events reach the gateway after their way through the network, in their order."""
+        self._at(self._now + self._delays.kv_event_s, partial(self._tell, event))
+
+
+def _with_blocks(worker: SimWorker, block_tokens: int) -> SimWorker:
+    return SimWorker(structs.replace(worker.spec, block_tokens=block_tokens), worker.model)

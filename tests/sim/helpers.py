@@ -100,6 +100,6 @@ def simulate(workload: Workload, prefill: int = 1, decode: int = 1, mixed: int =
     chosen = CoreSettings(**{"prefix_aware": True, **settings})  # type: ignore[arg-type]
 
     def make_core(index: ExactIndex) -> Core:
-        return Core(chosen, index)
+        return Core(chosen)
 
     return World(workload, make_cluster(prefill, decode, mixed, SMALL), make_core).run()

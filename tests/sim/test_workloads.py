@@ -33,6 +33,7 @@ def test_a_mooncake_trace(tmp_path: Path) -> None:
     first, last = workload.requests
     assert (first.arrival_s, first.prompt_tokens, first.output_tokens, first.block_keys) == (0.0, 600, 5, (0, 1))
     assert first.full_blocks(512) == (0,)
+    assert first.unit_keys(512) == (0,) * 32
     assert (last.arrival_s, last.output_tokens) == (1.5, 1)
     assert list(known_tokens(workload)) == [0, 511]
 

@@ -37,7 +37,7 @@ def test_every_mode_answers_everything(mode: Mode) -> None:
     workload = parse_synthetic("prefixes,requests=60,rate=4,prompt=100,prefix=128,output=20", 3)
     settings = CoreSettings(schedule_mode=mode, prefix_aware=True)
     workers = make_cluster(2, 2, 0, SMALL)
-    world = World(workload, workers, lambda index: Core(settings, index))
+    world = World(workload, workers, lambda index: Core(settings))
     run = world.run()
     assert [r.outcome for r in run.records] == [Outcome.COMPLETED] * 60
     assert {r.mode for r in run.records} == {mode}
