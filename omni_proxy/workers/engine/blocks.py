@@ -10,6 +10,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 Key = bytes
 """Identity of a full block's content: 16 bytes that chain all tokens up to the block's end, and the salt."""
@@ -29,15 +30,26 @@ def root_key(salt: str = "") -> Key:
     return blake2b(salt.encode(), digest_size=16, person=b"omni-kv-root").digest()
 
 
+class CacheListener(Protocol):
+    """Hears what the prefix cache stores and forgets, in order."""
+
+    def stored(self, parent: Key | None, keys: Sequence[Key], tokens: Sequence[int], salt: str) -> None: ...
+    def removed(self, key: Key) -> None: ...
+    def cleared(self) -> None: ...
+
+
 class BlockPool:
     """All blocks of one KV cache."""
 
-    def __init__(self, num_blocks: int, block_size: int, caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, caching: bool = True, listener: CacheListener | None = None
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"no KV cache of {num_blocks} blocks of {block_size} tokens")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._caching = caching
+        self.listener = listener
         self._refs = [0] * num_blocks
         self._keys: list[Key | None] = [None] * num_blocks
         self._by_key: dict[Key, int] = {}
@@ -111,14 +123,15 @@ class BlockPool:
             else:
                 self._idle[block] = None
 
-    def publish(self, block: int, key: Key) -> None:
-        """Make a held, full block findable. When another block has the key already, that one stays the answer."""
+    def publish(self, block: int, key: Key) -> bool:
+        """Make a held, full block findable. When another block has the key already, that one stays: False."""
         if self._refs[block] < 1:
             raise BlockError(f"block {block} is published but nobody holds it")
         if not self._caching or self._keys[block] is not None or key in self._by_key:
-            return
+            return False
         self._keys[block] = key
         self._by_key[key] = block
+        return True
 
     # -- pins: references kept by name, after the request that made them has ended
 
@@ -148,6 +161,8 @@ class BlockPool:
         self._idle.clear()
         self._by_key.clear()
         self._keys = [None] * self.num_blocks
+        if self.listener is not None:
+            self.listener.cleared()
         return True
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
@@ -178,4 +193,6 @@ class BlockPool:
         assert key is not None
         del self._by_key[key]
         self._keys[block] = None
+        if self.listener is not None:
+            self.listener.removed(key)
         return block

@@ -14,16 +14,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from omni_proxy.workers.engine.blocks import BlockPool
+from omni_proxy.workers.engine.cache_log import CacheLog
 from omni_proxy.workers.engine.checkpoint import Checkpoint, load_checkpoint
 from omni_proxy.workers.engine.counters import Counters, read_stats
 from omni_proxy.workers.engine.expert_parallel.leader import ExpertOptions, ExpertParallel
 from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
+from omni_proxy.workers.engine.kv_events import KvEventPublisher
 from omni_proxy.workers.engine.planner import Chunk, Planner
 from omni_proxy.workers.engine.pull import Pull, PullState
 from omni_proxy.workers.engine.runner import Runner
@@ -64,7 +66,9 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._experts = _expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
         self._runner = Runner(checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len, self._experts)
-        self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching)
+        self._events = _publisher(config)
+        self._log = None if self._events is None else CacheLog(sizes.block_size)
+        self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
         self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens)
         self._transfers = Transfers(
             config,
@@ -89,6 +93,8 @@ class Engine:
 
     def start(self) -> None:
         self._transfers.start()
+        if self._events is not None:
+            self._events.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -99,6 +105,8 @@ class Engine:
         self._transfers.stop()
         if self._experts is not None:
             self._experts.stop()
+        if self._events is not None and not self._thread.is_alive():
+            self._events.stop()
 
     def submit(self, request: EngineRequest, emit: Emit) -> None:
         """Queue a request. Raises InvalidRequest if it can never be served, RuntimeError once stopped."""
@@ -146,6 +154,10 @@ class Engine:
         except TimeoutError:
             return False
 
+    def kv_event_sources(self) -> list[dict[str, Any]]:
+        """Where the prefix cache's events are published."""
+        return [] if self._events is None else [self._events.source()]
+
     # -- the thread
 
     def _main(self) -> None:
@@ -172,6 +184,14 @@ class Engine:
             if not self._stopping:
                 self._expire_leases()
                 busy = self._step()
+            self._publish_events()
+
+    def _publish_events(self) -> None:
+        """Tell what this round has changed in the prefix cache."""
+        if self._log is not None and self._events is not None:
+            batch = self._log.take(time.time())
+            if batch is not None:
+                self._events.send(batch)
 
     def _begin_stop(self) -> None:
         with self._lock:
@@ -352,6 +372,10 @@ def _output(
         handoff,
         error,
     )
+
+
+def _publisher(config: EngineConfig) -> KvEventPublisher | None:
+    return None if config.kv_events_port is None else KvEventPublisher(config.host, config.kv_events_port)
 
 
 def _say(exc: BaseException) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from omni_proxy.workers.engine.choice import Choice, Delta
 from omni_proxy.workers.engine.types import Emit, EngineRequest, EngineStats, FinishReason, Output
@@ -43,6 +43,7 @@ class EngineApi(Protocol):
     def release(self, request_id: str) -> None: ...
     def stats(self) -> EngineStats: ...
     def reset_prefix_cache(self) -> bool: ...
+    def kv_event_sources(self) -> list[dict[str, Any]]: ...
 
 
 class ClientGone(Exception):

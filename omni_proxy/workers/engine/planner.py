@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from omni_proxy.workers.engine.blocks import BlockPool
+from omni_proxy.workers.engine.blocks import BlockPool, CacheListener, Key
 from omni_proxy.workers.engine.sequence import Phase, Sequence
 
 
@@ -274,6 +275,19 @@ class Planner:
         if full <= seq.published:
             return
         keys = seq.keys(full * seq.block_size)
-        for i in range(seq.published, full):
-            self._pool.publish(seq.blocks[i], keys[i])
+        new = [i for i in range(seq.published, full) if self._pool.publish(seq.blocks[i], keys[i])]
         seq.published = full
+        if new and self._pool.listener is not None:
+            _tell_stored(self._pool.listener, seq, keys, new)
+
+
+def _tell_stored(listener: CacheListener, seq: Sequence, keys: Seq[Key], new: list[int]) -> None:
+    """Report new blocks, those that follow one another together."""
+    size, salt = seq.block_size, seq.request.cache_salt
+    begin = new[0]
+    for at, following in zip(new, [*new[1:], -1], strict=True):
+        if following != at + 1:
+            parent = keys[begin - 1] if begin else None
+            tokens = seq.tokens[begin * size : (at + 1) * size]
+            listener.stored(parent, keys[begin : at + 1], tokens, salt)
+            begin = following

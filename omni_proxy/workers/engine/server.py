@@ -60,6 +60,7 @@ class WorkerServer:
             Route("/v1/models", self._models),
             Route("/health", self._health),
             Route("/version", self._version),
+            Route("/kv_event_sources", self._kv_event_sources),
             Route("/load", self._load),
             Route("/metrics", self._metrics),
             Route("/tokenize", self._tokenize, methods=["POST"]),
@@ -124,6 +125,9 @@ class WorkerServer:
 
     async def _version(self, request: Request) -> Response:
         return json_response({"version": __version__})
+
+    async def _kv_event_sources(self, request: Request) -> Response:
+        return json_response(self.engine.kv_event_sources())
 
     async def _load(self, request: Request) -> Response:
         return json_response({"server_load": len(self._running)})

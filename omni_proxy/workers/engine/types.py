@@ -176,6 +176,8 @@ class EngineConfig:
     """The address under which others reach `host`; None: the same."""
     side_channel_port: int = 0
     """TCP port from which KV blocks are pulled; 0 lets the system choose."""
+    kv_events_port: int | None = None
+    """TCP port on which changes of the prefix cache are published; 0 lets the system choose; None publishes none."""
     kv_lease_s: float = DEFAULT_LEASE_S
     kv_pull_timeout_s: float = DEFAULT_PULL_TIMEOUT_S
     """Silence from the prefill worker after which a pull has failed."""

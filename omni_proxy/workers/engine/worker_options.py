@@ -40,6 +40,8 @@ class WorkerOptions:
     expert_redundancy: int | None = None
     expert_window_steps: int = 256
     side_channel_port: int = 0
+    kv_events_port: int | None = None
+    """Port on which changes of the prefix cache are published; 0 lets the system choose; None publishes none."""
     ready_fd: int | None = None
     """Gets one JSON line (host, port, side_channel_port, pid) when the worker serves, and is closed."""
     parent_fd: int | None = None
@@ -60,6 +62,7 @@ class WorkerOptions:
             max_model_len=self.max_model_len,
             host=self.host,
             side_channel_port=self.side_channel_port,
+            kv_events_port=self.kv_events_port,
             kv_lease_s=self.kv_lease_s,
             kv_load_failure_policy=self.kv_load_failure_policy,
             dtype=self.dtype,
@@ -74,8 +77,8 @@ class WorkerOptions:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 return f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}"
-        for name in ("port", "side_channel_port"):
-            if not 0 <= getattr(self, name) <= 65535:
+        for name in ("port", "side_channel_port", "kv_events_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
                 return f"{name} must be in 0..65535; got {getattr(self, name)}"
         if self.threads < 1:
             return f"threads must be at least 1; got {self.threads}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -125,6 +126,9 @@ class FakeEngine:
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
         self.leased.discard(request_id)
+
+    def kv_event_sources(self) -> list[dict[str, Any]]:
+        return []
 
     def reset_prefix_cache(self) -> bool:
         return not self._runs
