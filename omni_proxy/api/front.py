@@ -35,6 +35,7 @@ MAX_HEAD_BYTES: Final = 64 << 10
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER for a close that the other side cannot take for a clean end."""
 _GONE: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
+_OFFER: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S: Final = 10.0
 """How long a refused body is read and thrown away, so that its sender gets to see the refusal."""
@@ -63,6 +64,8 @@ class FrontProtocol(HttpToolsProtocol):
         self._in_message = False
         self._in_head = False
         self._head_bytes = 0
+        self._data = b""
+        """What the parser works on."""
         self._idle_since: float | None = None
         self._closing_since: float | None = None
         self.peer = ""
@@ -82,7 +85,9 @@ class FrontProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._in_message or self._body_timer is not None:
             self._stop_body_timer()
             if self._in_message and not self.transport.is_closing():
@@ -147,6 +152,8 @@ class FrontProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self.parser.should_upgrade():
+            return
         if self.parser.get_method() == b"POST" and self.url.partition(b"?")[0] in _HOT:
             self._begin_hot()
             return
@@ -155,6 +162,7 @@ class FrontProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         super().on_headers_complete()
+        self.headers = []  # for trailers: they are no part of the head
 
     def on_body(self, body: bytes) -> None:
         hot = self.cycle
@@ -173,6 +181,8 @@ class FrontProtocol(HttpToolsProtocol):
             self._refuse_body(hot)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_message = False
         hot = self.cycle
         if not isinstance(hot, HotRequest):
@@ -194,6 +204,7 @@ class FrontProtocol(HttpToolsProtocol):
         request_id = next((value for name, value in self.headers if name == b"x-request-id"), b"")
         exchange = self._edge.new_exchange(self, clean_id(request_id), keep_alive, chunked=version != "1.0")
         hot = HotRequest(exchange, self.url.partition(b"?")[0], self.headers, keep_alive)
+        headers, self.headers = self.headers, []  # for trailers: they are no part of the head
         before = self.cycle
         self.cycle = hot  # type: ignore[assignment]
         hot.expects = self.expect_100_continue and version != "1.0"
@@ -202,7 +213,7 @@ class FrontProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((hot, self.app))  # type: ignore[arg-type]
             return
-        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        length = next((value for name, value in headers if name == b"content-length"), b"0")
         if int(length) > self._max_body_bytes:
             self._refuse_body(hot)
         elif hot.expects:
@@ -310,8 +321,28 @@ class FrontProtocol(HttpToolsProtocol):
             return False
         return cycle.response_started and not cycle.response_complete
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client offers another protocol and asks in HTTP/1.1 all the same (curl --http2, Java's HttpClient).
+
+        The parser stops behind such a head, also where a body follows. The offer is taken out and the rest is read by
+        a parser that has never seen it.
+        """
+        offer = sys.exc_info()[1]
+        assert isinstance(offer, httptools.HttpParserUpgrade)
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self.send_400_response("There are no tunnels here.")
+            return
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _OFFER]
+        if any(b"close" in value.lower() for name, value in self.headers if name == b"connection"):
+            lines.append(b"connection: close\r\n")
+        head_again = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head_again + self._data[offer.args[0] :])
+
     def _bound_head(self, size: int) -> None:
-        self._head_bytes += size
+        """Count what comes to an unfinished head after the read in which it began."""
+        self._head_bytes += size if self._head_bytes else 1
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request head is larger than {MAX_HEAD_BYTES} bytes.")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import listening_socket
@@ -79,6 +80,11 @@ class Rig:
 
 
 Start = Callable[..., Any]
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that serves is not asyncio's own: transports differ in what they tell and when."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

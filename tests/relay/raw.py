@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 LIMIT = 1 << 20
 
@@ -43,7 +43,11 @@ class RawClient:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
-        return cls(*await asyncio.open_connection(sock=sock, limit=LIMIT if receive_buffer is None else receive_buffer))
+        return cls(*await asyncio.open_connection(sock=sock, limit=LIMIT))
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return cast("asyncio.Transport", self.writer.transport)
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -76,16 +80,16 @@ class RawClient:
             return exc.partial, False
 
     async def _chunks(self) -> tuple[bytes, bool]:
-        body = b""
+        body = bytearray()
         try:
             while True:
                 size = int(await self.reader.readuntil(b"\r\n"), 16)
                 data = await self.reader.readexactly(size + 2)
                 if size == 0:
-                    return body, True
+                    return bytes(body), True
                 body += data[:-2]
         except (asyncio.IncompleteReadError, ConnectionError):
-            return body, False
+            return bytes(body), False
 
     async def rest(self) -> tuple[bytes, bool]:
         """All until the connection ends; False: by a reset."""

@@ -110,6 +110,9 @@ class ScriptedWorker:
         watcher = asyncio.create_task(_watch(seen))
         try:
             await self.script(seen)
+        except ConnectionError:
+            seen.gone.set()
+            raise
         finally:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
