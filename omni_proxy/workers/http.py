@@ -90,8 +90,11 @@ class Ticket:
             self.handler.on_failure(failure)
 
 
-class WorkerConnection(asyncio.Protocol):
-    """One connection to a worker: parses the answer of the ticket that it carries."""
+class WorkerConnection:
+    """One connection to a worker: parses the answer of the ticket that it carries.
+
+    An asyncio protocol by its methods, not by its base: without one its attributes compile to struct fields.
+    """
 
     __slots__ = (
         "answered",
@@ -177,7 +180,7 @@ class WorkerConnection(asyncio.Protocol):
         fault = ""
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError as exc:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self.keep = False
             fault = f"not HTTP/1.1 ({type(exc).__name__})"
         if self.bodies:
@@ -282,6 +285,10 @@ class WorkerPool:
         self.time = self._loop.time
         self._closed = False
 
+    def configure(self, idle_s: float, max_idle: int, connect_s: float) -> None:
+        """Use other settings from now on."""
+        self._idle_s, self._max_idle, self._connect_s = idle_s, max_idle, connect_s
+
     def request(self, data: bytes, handler: Handler) -> Ticket:
         """Send a whole request; the handler hears what comes of it, possibly before this returns."""
         ticket = Ticket(self, data, handler)
@@ -342,8 +349,8 @@ class WorkerPool:
     async def _connect(self, ticket: Ticket) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: WorkerConnection(self),
+                _, made = await self._loop.create_connection(
+                    lambda: cast("asyncio.Protocol", WorkerConnection(self)),
                     self.host,
                     self.port,
                     ssl=None if self._tls is None else self._tls.context,
@@ -355,6 +362,7 @@ class WorkerPool:
         except OSError as exc:
             ticket.fail(Failure(FailureKind.CONNECT, exc.strerror or type(exc).__name__))
             return
+        connection = cast("WorkerConnection", made)
         ticket.task = None
         if ticket.done:
             connection.close()
