@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     sim_options.add_plan(commands, _plan)
     sim_options.add_replay(commands, _replay)
     sim_options.add_bench(commands, _bench)
+    sim_options.add_fit(commands, _fit)
+    sim_options.add_fidelity(commands, _fidelity)
     return parser
 
 
@@ -350,6 +352,19 @@ def _bench(options: argparse.Namespace) -> int:
     from omni_proxy.sim.bench.command import bench
 
     return bench(options, print)
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from omni_proxy.sim.fit_command import run_fit
+
+    return run_fit(options, print)
+
+
+def _fidelity(options: argparse.Namespace) -> int:
+    from omni_proxy.build import core_settings
+    from omni_proxy.sim.fidelity import run_fidelity
+
+    return run_fidelity(options, core_settings, print)
 
 
 def _place(options: argparse.Namespace) -> int:

@@ -126,6 +126,35 @@ def add_bench(commands: Any, run: Run) -> None:
     parser.set_defaults(run=run)
 
 
+def add_fit(commands: Any, run: Run) -> None:
+    """`omni-proxy fit`."""
+    parser = commands.add_parser("fit", help="measure a worker and write its engine model for the simulator")
+    parser.add_argument("--url", default=None, metavar="URL", help="of one idle worker that does both")
+    parser.add_argument("--runs", type=Path, nargs="+", default=[], metavar="FILE", help="results of bench --json")
+    parser.add_argument("--base", default="demo", metavar="PRESET", help="for what cannot be measured (default demo)")
+    parser.add_argument("--engine", type=Path, default=None, metavar="FILE", help="the same from a YAML file")
+    parser.add_argument("--prompt", choices=("words", "ids"), default="ids", help="write prompts as words or ids")
+    parser.add_argument("--vocabulary", type=number_from(64), default=512, metavar="N", help="ids are below N")
+    parser.add_argument("--seed", type=number_from(0), default=0, metavar="S")
+    parser.add_argument("--out", type=Path, default=None, metavar="FILE", help="write the model as YAML")
+    parser.set_defaults(run=run)
+
+
+def add_fidelity(commands: Any, run: Run) -> None:
+    """`omni-proxy fidelity`."""
+    parser = commands.add_parser("fidelity", help="run a workload live and simulated, and compare")
+    add_workload(parser)
+    add_load(parser)
+    parser.add_argument("--prefill", type=number_from(1), default=2, metavar="N", help="prefill workers (default 2)")
+    parser.add_argument("--decode", type=number_from(1), default=1, metavar="M", help="decode workers (default 1)")
+    parser.add_argument("--simulate", default=None, metavar="PRESET", help="pretending workers instead of embedded")
+    parser.add_argument("--speed", type=above_zero, default=1.0, metavar="X", help="of pretending workers")
+    parser.add_argument("--engine", type=Path, default=None, metavar="FILE", help="engine model instead of a fit")
+    parser.add_argument("--vocabulary", type=number_from(64), default=512, metavar="N", help="ids are below N")
+    parser.add_argument("--tolerance", type=above_zero, default=0.2, metavar="SHARE", help="default 0.2")
+    parser.set_defaults(run=run)
+
+
 def add_pretending(worker: argparse.ArgumentParser) -> None:
     """The options of `omni-proxy worker` that only a pretending one has."""
     group = worker.add_argument_group("pretending", "spend simulated time instead of computing")
@@ -135,7 +164,6 @@ def add_pretending(worker: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output-tokens", type=number_from(1), default=128, metavar="N", help="of answers without limit"
     )
-    group.add_argument("--kv-events-port", type=number_from(1), default=None, metavar="P", help="publish KV events")
     group.add_argument("--bootstrap-port", type=number_from(1), default=None, metavar="P", help="as SGLang's prefill")
 
 

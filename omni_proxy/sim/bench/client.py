@@ -203,3 +203,12 @@ class BenchClient:
         if request.priority:
             fields["priority"] = request.priority
         return msgspec.json.encode(fields)
+
+
+async def send_all(url: str, workload: Workload, prompts: Prompts, plan: BenchPlan) -> list[Seen]:
+    """Send a workload to a server. Raises ValueError for a URL that names none."""
+    pool = HttpPool(url)
+    try:
+        return await BenchClient(pool, workload, prompts, plan).run()
+    finally:
+        await pool.close()
