@@ -20,6 +20,8 @@ Headers = list[tuple[bytes, bytes]]
 
 _LENGTH_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
+FAIR_BYTES: Final = 32 << 10
+"""A read of this size says that the worker sends faster than we relay."""
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest answer head that is read; more is garbage."""
 
@@ -187,6 +189,8 @@ class WorkerConnection:
             bodies, self.bodies = self.bodies, []
             if not ticket.done:
                 ticket.handler.on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+        if len(data) >= FAIR_BYTES:
+            self._let_others_read()
         if self.complete:
             self._complete(ticket)
         elif fault:
@@ -196,8 +200,24 @@ class WorkerConnection:
             if self.head_bytes > MAX_HEAD_BYTES:
                 self._garbage(ticket, "head too large")
 
+    def _let_others_read(self) -> None:
+        """A socket that is never empty would keep the loop to itself: one large read a turn is its share."""
+        if not self.paused:
+            self.pause()
+            self.pool.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self.ticket is None or not self.ticket.paused:
+            self.resume()
+
     def eof_received(self) -> bool:
         return False
+
+    def pause_writing(self) -> None:
+        """A large body takes its time; it lies in memory in any case."""
+
+    def resume_writing(self) -> None:
+        return
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.forget(self)
@@ -281,8 +301,8 @@ class WorkerPool:
         self._idle_s = idle_s
         self._max_idle = max_idle
         self._connect_s = connect_s
-        self._loop = asyncio.get_running_loop()
-        self.time = self._loop.time
+        self.loop = asyncio.get_running_loop()
+        self.time = self.loop.time
         self._closed = False
 
     def configure(self, idle_s: float, max_idle: int, connect_s: float) -> None:
@@ -292,7 +312,7 @@ class WorkerPool:
     def request(self, data: bytes, handler: Handler) -> Ticket:
         """Send a whole request; the handler hears what comes of it, possibly before this returns."""
         ticket = Ticket(self, data, handler)
-        oldest = self._loop.time() - self._idle_s
+        oldest = self.loop.time() - self._idle_s
         while self._idle:
             connection = self._idle.pop()
             transport = connection.transport
@@ -315,7 +335,7 @@ class WorkerPool:
         if self._closed or len(self._idle) >= self._max_idle:
             connection.close()
             return
-        connection.idle_since = self._loop.time()
+        connection.idle_since = self.loop.time()
         self._idle.append(connection)
 
     def forget(self, connection: WorkerConnection) -> None:
@@ -330,7 +350,7 @@ class WorkerPool:
         """Close what has been idle for too long; certificates that have changed are for the next connections."""
         if self._tls is not None and self._tls.refresh():
             self._close_idle()
-        oldest = self._loop.time() - self._idle_s
+        oldest = self.loop.time() - self._idle_s
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().close()
 
@@ -344,12 +364,12 @@ class WorkerPool:
             self._idle.pop().close()
 
     def _open(self, ticket: Ticket) -> None:
-        ticket.task = self._loop.create_task(self._connect(ticket))
+        ticket.task = self.loop.create_task(self._connect(ticket))
 
     async def _connect(self, ticket: Ticket) -> None:
         try:
             async with asyncio.timeout(self._connect_s):
-                _, made = await self._loop.create_connection(
+                _, made = await self.loop.create_connection(
                     lambda: cast("asyncio.Protocol", WorkerConnection(self)),
                     self.host,
                     self.port,
