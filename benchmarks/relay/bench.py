@@ -123,9 +123,7 @@ class Stats:
 class Bench:
     """Tools, cores, ports and the mock workers of one run."""
 
-    def __init__(
-        self, mock: Path, load: Path, gateway_cpus: Sequence[int], load_cpus: Sequence[int]
-    ) -> None:
+    def __init__(self, mock: Path, load: Path, gateway_cpus: Sequence[int], load_cpus: Sequence[int]) -> None:
         self.gateway_cpus, self.load_cpus = tuple(gateway_cpus), tuple(load_cpus)
         self._mock_tool, self._load_tool = mock, load
         self._stack = ExitStack()
@@ -138,9 +136,7 @@ class Bench:
             self.prefill, self.decode = ports[:2], ports[2:]
             roles = [",".join(map(str, role)) for role in (self.prefill, self.decode)]
             command = [str(self._mock_tool), *roles]
-            self.mock = stack.enter_context(
-                procs.Proc(command, self.load_cpus, self.folder / "mock.log")
-            )
+            self.mock = stack.enter_context(procs.Proc(command, self.load_cpus, self.folder / "mock.log"))
             wait_for_port(self.decode[-1], self.mock)
             self._stack = stack.pop_all()
         return self
@@ -154,9 +150,7 @@ class Bench:
         self._stack.close()
 
     @contextmanager
-    def subject(
-        self, gateway: Gateway | None, *, cpus: Sequence[int] = (), processes: int = 1
-    ) -> Iterator["Subject"]:
+    def subject(self, gateway: Gateway | None, *, cpus: Sequence[int] = (), processes: int = 1) -> Iterator["Subject"]:
         """Starts a gateway and waits until it serves; None: the workers themselves."""
         if gateway is None:
             yield Subject(self, None, None, self.decode[0])

@@ -51,8 +51,7 @@ def nginx_config(place: Place) -> str:
     """Plain balancing over the decode workers, with the settings that streams need."""
     servers = " ".join(f"server 127.0.0.1:{port};" for port in place.decode)
     temp = "".join(
-        f"{kind}_temp_path {place.folder}/{kind};"
-        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{kind}_temp_path {place.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     return f"""daemon off; worker_processes {place.processes}; pid {place.folder}/pid;
 error_log {place.folder}/error.log;

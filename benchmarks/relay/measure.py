@@ -272,18 +272,14 @@ def two_cores(gateway_cpus: Sequence[int], load_cpus: Sequence[int], cpus: Seque
     return Cores((gateway_cpus[0],), (gateway_cpus[0], second), bool(free))
 
 
-def processes(
-    bench: Bench, gateway: Gateway | None, plan: Plan, notes: Notes, cores: Cores
-) -> Figures:
+def processes(bench: Bench, gateway: Gateway | None, plan: Plan, notes: Notes, cores: Cores) -> Figures:
     """Two processes (or cores, for gateways of threads) against one, then 1,024 paced streams."""
     row = DIRECT if gateway is None else gateway.row
     if gateway is None:
         with bench.subject(None) as subject:
             alone = _many_streams(Measurer(subject, plan, notes, row))
         if alone["many_rate"] < 0.95 * _MANY_RATE:
-            notes.add(
-                "1,024 streams: mocks and load alone did not keep the pace, no row means much"
-            )
+            notes.add("1,024 streams: mocks and load alone did not keep the pace, no row means much")
         return alone
     figures: Figures = {}
     with bench.subject(gateway, cpus=cores.one) as subject:

@@ -29,8 +29,7 @@ def omni_config(
     ]
     for role, letter, ports in (("prefill", "p", prefill), ("decode", "d", decode)):
         lines += [
-            f'  - {{name: {letter}{i}, url: "http://127.0.0.1:{at}", role: {role}, '
-            f"connector: vllm-nixl, {limits}}}"
+            f'  - {{name: {letter}{i}, url: "http://127.0.0.1:{at}", role: {role}, connector: vllm-nixl, {limits}}}'
             for i, at in enumerate(ports)
         ]
     return "\n".join(lines) + "\n"

@@ -103,9 +103,7 @@ def parse_busy_ticks(line: str) -> int:
 class Proc:
     """A child pinned to some cores; dies with this process; `stop` leaves none of its tree."""
 
-    def __init__(
-        self, command: Sequence[str], cpus: Sequence[int], log: Path, *, pipes: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str], cpus: Sequence[int], log: Path, *, pipes: bool = False) -> None:
         pinned = ["taskset", "-c", ",".join(map(str, cpus)), *command]
         pipe = subprocess.PIPE if pipes else None
         with log.open("ab") as out:

@@ -108,9 +108,7 @@ def _cell(results: Results, row: str, column: Column) -> str:
     return " / ".join("-" if v is None else format_value(v, column.digits) for v in values)
 
 
-def ratio_table(
-    results: Results, rows: Sequence[str], yardsticks: Sequence[str], judged: str
-) -> str:
+def ratio_table(results: Results, rows: Sequence[str], yardsticks: Sequence[str], judged: str) -> str:
     """Each row's figures divided by the better yardstick's; targets for the judged row."""
     columns = [column for column in COLUMNS if column.target is not None]
     cells = [["ratio to the better Rust router", *(column.title for column in columns)]]
@@ -124,15 +122,11 @@ def ratio_table(
     return markdown(cells)
 
 
-def _ratios(
-    results: Results, row: str, column: Column, yardsticks: Sequence[str]
-) -> list[float | None]:
+def _ratios(results: Results, row: str, column: Column, yardsticks: Sequence[str]) -> list[float | None]:
     return [_ratio(results, row, column, key, yardsticks) for key in column.keys]
 
 
-def _ratio(
-    results: Results, row: str, column: Column, key: str, yardsticks: Sequence[str]
-) -> float | None:
+def _ratio(results: Results, row: str, column: Column, key: str, yardsticks: Sequence[str]) -> float | None:
     value = results.shown(row, column, key)
     peers = [results.shown(peer, column, key) for peer in yardsticks]
     known = [peer for peer in peers if peer is not None and peer > 0]
@@ -153,8 +147,7 @@ def markdown(cells: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the first as head, with columns padded for a terminal."""
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in cells
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)

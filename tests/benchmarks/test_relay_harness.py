@@ -24,9 +24,7 @@ PERCENTILES = {"n": 1, "p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
 
 
 def mark_line(**changes: object) -> str:
-    fields: dict[str, object] = dict.fromkeys(
-        ("ns", "ok", "tokens", "reads", "in_flight", "streams", "errors"), 0
-    )
+    fields: dict[str, object] = dict.fromkeys(("ns", "ok", "tokens", "reads", "in_flight", "streams", "errors"), 0)
     fields |= {"error_kinds": {}, **changes}
     return json.dumps(fields | dict.fromkeys(("latency_ms", "ttft_ms", "token_ms"), PERCENTILES))
 

@@ -157,10 +157,12 @@ async def test_timeline_tells_the_ten_stages(running: Up) -> None:
 
 async def test_a_client_that_leaves_ends_the_work_on_the_worker(running: Up) -> None:
     body = {"model": MODEL, "prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-        async with client.stream("POST", f"{running.url}/v1/completions", json=body) as response:
-            async for _ in response.aiter_raw():
-                break
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=60) as client,
+        client.stream("POST", f"{running.url}/v1/completions", json=body) as response,
+    ):
+        async for _ in response.aiter_raw():
+            break
     async with asyncio.timeout(10):
         while _sum(await _metrics(running.worker_urls["decode-0"]), "vllm:num_requests_running"):
             await asyncio.sleep(0.05)
