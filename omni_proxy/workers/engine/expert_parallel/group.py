@@ -17,8 +17,6 @@ from omni_proxy.workers.engine.expert_parallel import wire
 from omni_proxy.workers.engine.expert_parallel.rank import RankOrder
 
 STOP_TIMEOUT_S: Final = 5.0
-HANG_TIMEOUT_S: Final = 60.0
-"""A step or exchange that takes longer means that a rank hangs."""
 
 
 class StartFailed(RuntimeError):
@@ -26,10 +24,14 @@ class StartFailed(RuntimeError):
 
 
 class Group:
-    """Ranks 1 to N - 1. `on_lost` is called, from another thread, when one ends that was not told to."""
+    """Ranks 1 to N - 1. `on_lost` is called, from another thread, when one ends that was not told to.
 
-    def __init__(self, orders: list[RankOrder], on_lost: Callable[[], None]) -> None:
+    A wait for other ranks that is longer than `hang_timeout_s` means that one hangs: then all are ended.
+    """
+
+    def __init__(self, orders: list[RankOrder], on_lost: Callable[[], None], hang_timeout_s: float) -> None:
         self._on_lost = on_lost
+        self._hang_timeout_s = hang_timeout_s
         self._stopping = threading.Event()
         self._busy_since: float | None = None
         self.lost = threading.Event()
@@ -89,9 +91,9 @@ class Group:
             self._on_lost()
 
     def _watch_hang(self) -> None:
-        while not self._stopping.wait(1.0):
+        while not self._stopping.wait(self._hang_timeout_s / 4):
             since = self._busy_since
-            if since is not None and time.monotonic() - since > HANG_TIMEOUT_S:
+            if since is not None and time.monotonic() - since > self._hang_timeout_s:
                 self.lost.set()
                 for process in self._processes:
                     process.kill()

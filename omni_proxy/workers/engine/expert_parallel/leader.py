@@ -43,6 +43,7 @@ class ExpertOptions:
     redundancy: int | None = None
     window_steps: int = 256
     threads: int = 1
+    hang_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class ExpertStats:
 
 
 def first_placement(config: ModelConfig, options: ExpertOptions) -> Placement:
-    """The placement for equal loads. Raises PlacementError."""
+    """The placement for equal loads. Raises ValueError or PlacementError."""
+    if not config.sparse_layers:
+        raise ValueError("expert_parallel: the model has no MoE layers")
     redundancy = options.ranks if options.redundancy is None else options.redundancy
     loads = np.ones((len(config.sparse_layers), config.num_experts))
     return place(loads, Topology(options.ranks), Options(redundancy, Split.PROPORTIONAL))
@@ -75,13 +78,14 @@ class ExpertParallel:
         on_lost: Callable[[], None],
         placement: Placement | None = None,
     ) -> None:
-        """Start and join the other ranks. Raises StartFailed, CheckpointError or PlacementError."""
+        """Start and join the other ranks. Raises StartFailed, CheckpointError, ValueError or PlacementError."""
         self._layers = {layer: nth for nth, layer in enumerate(sorted(config.sparse_layers))}
         self._experts = config.num_experts
         self._options = options
         placement = placement or first_placement(config, options)
         self._store = wire.leader_store()
-        self._group = Group(_orders(folder, dtype, options, placement, self._store.port), on_lost)
+        orders = _orders(folder, dtype, options, placement, self._store.port)
+        self._group = Group(orders, on_lost, options.hang_timeout_s)
         try:
             self._slots = load_slots(folder, config, placement.slots[:, 0].tolist(), dtype)
             wire.join(self._store, 0, options.ranks)
