@@ -281,44 +281,46 @@ def test_neighbouring_blocks_make_runs() -> None:
     assert block_runs(keys, list(keys)) == [(0, 5)]
 
 
-async def test_kv_events_can_be_replayed() -> None:
+async def test_kv_events_reach_a_subscriber() -> None:
     pytest.importorskip("zmq")
-    from omni_proxy.sim.pretend.kv_events import KvPublisher, PortTaken
+    from omni_proxy.sim.pretend.kv_events import KvEvents
 
-    port = _two_free_ports()
-    publisher = KvPublisher("127.0.0.1", port, 16)
+    events = KvEvents("127.0.0.1", 0, 16)
     try:
-        with pytest.raises(PortTaken):
-            KvPublisher("127.0.0.1", port, 16)
-        publisher.stored([1, 2], None, tokens_of_text(PROMPT)[:32])
-        publisher.removed([2])
-        answers = await _replayed(port + 1, 3)
+        (source,) = events.sources()
+        with pytest.raises(OSError, match="cannot publish KV events"):
+            KvEvents("127.0.0.1", int(source["endpoint"].rpartition(":")[2]), 16)
+        events.stored([1, 2], None, tokens_of_text(PROMPT)[:32])
+        events.removed([2])
+        batches = [msgspec.msgpack.decode(batch) for batch in await _replayed(source["replay_endpoint"])]
     finally:
-        await publisher.close()
-    assert [int.from_bytes(a[2], "big", signed=True) for a in answers] == [0, 1, -1]
-    _, (event,), rank = msgspec.msgpack.decode(answers[0][3])
-    assert (event["type"], event["block_hashes"], event["parent_block_hash"]) == ("BlockStored", [1, 2], None)
-    assert (event["token_ids"], rank) == (list(range(32)), 0)
+        events.close()
+    stored, removed = (batch[1][0] for batch in batches)
+    assert (stored["type"], stored["block_hashes"], stored["parent_block_hash"]) == ("BlockStored", [1, 2], None)
+    assert (stored["token_ids"], stored["block_size"]) == (list(range(32)), 16)
+    assert (removed["type"], removed["block_hashes"]) == ("BlockRemoved", [2])
 
 
-def _two_free_ports() -> int:
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port: int = one.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-                return port
-
-
-async def _replayed(port: int, count: int) -> list[list[bytes]]:
+async def _replayed(endpoint: str) -> list[bytes]:
+    """Everything that was published."""
     import zmq
     import zmq.asyncio
 
     context = zmq.asyncio.Context()
     try:
         asker = context.socket(zmq.DEALER)
-        asker.connect(f"tcp://127.0.0.1:{port}")
-        await asker.send_multipart([b"", (0).to_bytes(8, "big")])
-        return [await asker.recv_multipart() for _ in range(count)]
+        asker.connect(endpoint)
+        batches: list[bytes] = []
+        while True:
+            if not batches:
+                await asker.send_multipart([b"", (0).to_bytes(8, "big")])
+            _, _, number, batch = await asker.recv_multipart()
+            if number == b"\xff" * 8:
+                if len(batches) == 2:
+                    return batches
+                batches.clear()  # the publisher's thread had not yet taken all in
+            else:
+                batches.append(batch)
     finally:
         context.destroy(linger=0)
 
@@ -337,12 +339,16 @@ class _Told:
     def cleared(self) -> None:
         self.told.append(("cleared", 0, 0))
 
+    def sources(self) -> list[dict[str, Any]]:
+        return [{"publisher": "none"}]
+
 
 async def test_a_worker_tells_its_blocks() -> None:
     told = _Told()
     async with serving(events=told) as one:
         await one.post()
         await one.post(prompt=PROMPT + " " + PROMPT)
+        assert await one.pool.fetch("GET", "/kv_event_sources") == (200, b'[{"publisher":"none"}]')
         await one.pool.fetch("POST", "/reset_prefix_cache")
     # 100 tokens in passes of 64 and 36, then what the longer prompt adds behind the 96 that are cached
     assert told.told[:2] == [("stored", 4, -1), ("stored", 2, 1)]

@@ -27,7 +27,7 @@ from omni_proxy.sim.pretend.routes import Routes
 from omni_proxy.sim.pretend.worker import PretendWorker
 
 if TYPE_CHECKING:
-    from omni_proxy.sim.pretend.kv_events import KvPublisher
+    from omni_proxy.sim.pretend.kv_events import KvEvents
 
 EXIT_OK: Final = 0
 EXIT_FORCED: Final = 1
@@ -86,20 +86,20 @@ class _Life:
             server.close()
         await worker.close()
         if events is not None:
-            await events.close()
+            events.close()
         return EXIT_FORCED if self._forced else EXIT_OK
 
-    def _publisher(self) -> KvPublisher | None:
+    def _publisher(self) -> KvEvents | None:
         options = self._options
         if options.kv_events_port is None:
             return None
         try:
-            from omni_proxy.sim.pretend.kv_events import KvPublisher, PortTaken
+            from omni_proxy.sim.pretend.kv_events import KvEvents
         except ImportError as exc:
             raise ConfigError(f"--kv-events-port needs pyzmq: pip install 'omni-proxy[worker]' ({exc})") from exc
         try:
-            return KvPublisher(options.host, options.kv_events_port, options.block_size)
-        except PortTaken as exc:
+            return KvEvents(options.host, options.kv_events_port, options.block_size)
+        except OSError as exc:
             raise ConfigError(f"--kv-events-port: {exc}") from exc
 
     def _on_signal(self) -> None:

@@ -83,6 +83,7 @@ class Routes:
         return {
             "/v1/models": {"object": "list", "data": cards},
             "/version": {"version": __version__},
+            "/kv_event_sources": self._worker.kv_event_sources(),
             "/load": {"server_load": self._worker.busy()},
             "/get_server_info": server,
             "/server_info": server,

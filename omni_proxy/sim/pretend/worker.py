@@ -43,6 +43,8 @@ class Events(Protocol):
 
     def cleared(self) -> None: ...
 
+    def sources(self) -> list[dict[str, Any]]: ...
+
 
 @dataclass(slots=True)
 class _Running:
@@ -93,6 +95,10 @@ class PretendWorker:
         self._runs[call.job] = run
         incoming.reply.on_gone = lambda: self._client_gone(run)
         self.clock.submit(call.job)
+
+    def kv_event_sources(self) -> list[dict[str, Any]]:
+        """Where blocks are told; nowhere if they are not."""
+        return [] if self._events is None else self._events.sources()
 
     def busy(self) -> int:
         """Calls at work."""
