@@ -121,6 +121,36 @@ class Listen(_Model):
     tls: ListenTls | None = None
 
 
+def _zmq_endpoint(endpoint: str) -> str:
+    host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not colon or not host or host == "*" or not port.isdigit():
+        raise ValueError("must be tcp://HOST:PORT")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError("has an impossible port")
+    return endpoint
+
+
+ZmqEndpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
+
+
+class WorkerKvEvents(_Model):
+    """Where a worker publishes what its prefix cache holds; without `endpoint` it is asked (`/kv_event_sources`)."""
+
+    discover: bool = True
+    endpoint: ZmqEndpoint | None = None
+    replay_endpoint: ZmqEndpoint | None = None
+    topic: str = ""
+    ranks: Annotated[int, Field(ge=1, le=256)] = 1
+    """Data-parallel ranks: each publishes on a port of its own, counted up from those above."""
+
+    @model_validator(mode="after")
+    def _ports_fit(self) -> Self:
+        for endpoint in (self.endpoint, self.replay_endpoint):
+            if endpoint is not None and int(endpoint.rpartition(":")[2]) + self.ranks - 1 > 65535:
+                raise ValueError(f"{endpoint} has no port for each of {self.ranks} ranks")
+        return self
+
+
 class Worker(_Model):
     """One inference worker. What is left out is asked of the worker itself or taken from its connector."""
 
@@ -146,6 +176,7 @@ class Worker(_Model):
     """For an https URL; None there: the system's authorities, no certificate of our own."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """SGLang's bootstrap server on a prefill worker."""
+    kv_events: WorkerKvEvents = WorkerKvEvents()
 
     @model_validator(mode="after")
     def _tls_needs_https(self) -> Self:

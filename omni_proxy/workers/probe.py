@@ -25,6 +25,15 @@ class ModelInfo(msgspec.Struct):
     max_model_len: int | None = None
 
 
+class EventSource(msgspec.Struct, frozen=True):
+    """One entry of `/kv_event_sources`."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+    data_parallel_rank: int | None = None
+
+
 class _ModelList(msgspec.Struct):
     data: list[ModelInfo]
 
@@ -38,6 +47,10 @@ class Description(msgspec.Struct, frozen=True):
     max_model_len: int | None
     """Of the longest of its models; None where one does not say."""
     kv_capacity_tokens: int | None
+    block_tokens: int | None = None
+    """Tokens in a block of its KV cache."""
+    event_sources: tuple[EventSource, ...] = ()
+    """Where it publishes what its cache holds."""
 
 
 class Unclear(Exception):
@@ -81,14 +94,15 @@ class Probe:
         """What it serves. Raises Unclear."""
         try:
             listed = await self._models()
-            capacity = await self._kv_capacity()
+            block_tokens, capacity = await self._kv_cache()
+            sources = await self._event_sources()
         except (httpx.HTTPError, msgspec.MsgspecError, TlsError) as exc:
             raise Unclear(type(exc).__name__) from exc
         infos = [msgspec.convert(entry, ModelInfo) for entry in listed]
         lengths = [info.max_model_len for info in infos if info.max_model_len is not None]
         longest = max(lengths) if lengths and len(lengths) == len(infos) else None
         models = tuple(map(msgspec.json.encode, listed))
-        return Description(models, tuple(info.id for info in infos), longest, capacity)
+        return Description(models, tuple(info.id for info in infos), longest, capacity, block_tokens, sources)
 
     async def _models(self) -> list[dict[str, object]]:
         response = await self._get("/v1/models")
@@ -98,15 +112,29 @@ class Probe:
         entries: list[dict[str, object]] = msgspec.json.decode(response.content)["data"]
         return entries
 
-    async def _kv_capacity(self) -> int | None:
-        """Tokens of KV cache, where the worker's metrics tell block size and count as vLLM's do."""
+    async def _kv_cache(self) -> tuple[int | None, int | None]:
+        """Tokens in a block and in the whole KV cache, where the worker's metrics tell them as vLLM's do."""
         response = await self._get("/metrics")
         found = _CACHE_INFO.search(response.text) if response.status_code == 200 else None
         labels = dict(_LABEL.findall(found[1])) if found else {}
         try:
-            return int(labels["block_size"]) * int(labels["num_gpu_blocks"]) or None
+            block_tokens = int(labels["block_size"])
         except (KeyError, ValueError):
-            return None
+            return None, None
+        try:
+            return block_tokens or None, block_tokens * int(labels["num_gpu_blocks"]) or None
+        except (KeyError, ValueError):
+            return block_tokens or None, None
+
+    async def _event_sources(self) -> tuple[EventSource, ...]:
+        """Where it publishes KV events; nowhere, if it does not know the question or answers in other words."""
+        response = await self._get("/kv_event_sources")
+        if response.status_code != 200:
+            return ()
+        try:
+            return tuple(msgspec.json.decode(response.content, type=list[EventSource]))
+        except msgspec.MsgspecError:
+            return ()
 
     async def _get(self, path: str) -> httpx.Response:
         client = self._shared if self._files is None else await self._client(self._files)
