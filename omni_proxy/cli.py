@@ -123,6 +123,7 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.add_argument("--host", default="127.0.0.1")
     worker.add_argument("--port", type=_port, default=0, metavar="P", help="0 lets the system choose (default)")
     worker.add_argument("--side-channel-port", type=_port, default=0, metavar="P", help="port of the KV handoff")
+    worker.add_argument("--kv-events-port", type=_port, default=None, metavar="P", help="publish cache events there")
     worker.add_argument("--block-size", type=_positive, default=16, metavar="TOKENS")
     worker.add_argument("--kv-cache-mib", type=_positive, default=256, metavar="MIB")
     worker.add_argument("--max-num-seqs", type=_positive, default=32, metavar="N")
@@ -312,6 +313,7 @@ def _worker(options: argparse.Namespace) -> int:
             expert_redundancy=options.expert_redundancy,
             expert_window_steps=options.expert_window,
             side_channel_port=options.side_channel_port,
+            kv_events_port=options.kv_events_port,
             ready_fd=options.ready_fd,
             parent_fd=options.parent_fd,
             log_level=options.log_level,
