@@ -20,7 +20,7 @@ from omni_proxy.api.app import create_app
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import FrontServer
-from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat
+from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Worker
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver
 from omni_proxy.errors import Rejected
@@ -28,6 +28,7 @@ from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, RequestRecord
 from omni_proxy.observe.access_log import AccessLog, Ending
 from omni_proxy.observe.metrics import Live, Metrics
+from omni_proxy.observe.prefixes import PrefixMetrics
 from omni_proxy.observe.timelines import Timelines
 from omni_proxy.prompts.chat_template import ChatTemplateError
 from omni_proxy.prompts.text_tokenizer import TokenizerError
@@ -35,7 +36,10 @@ from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
+from omni_proxy.workers.kv_events import KvEvents
+from omni_proxy.workers.kv_sources import sources_of
 from omni_proxy.workers.membership import Membership, client_files
+from omni_proxy.workers.probe import Description
 from omni_proxy.workers.upstream import Upstreams
 
 
@@ -62,16 +66,31 @@ class Scheduling:
         self.core = core = Core(core_settings(config))
         self.timelines = Timelines(config.timelines)
         self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count))
-        self.driver = Driver(core, [self.metrics, self.timelines])
+        self.kv_events = KvEvents(self._post) if core.caches is not None else None
+        self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
+        self.driver = Driver(core, [self.metrics, self.timelines, self.prefixes])
         self.membership = Membership(self.driver.post, config.health)
+        if self.kv_events is not None:
+            self.membership.on_described(self._described)
+            self.membership.on_change(self.kv_events.keep)
         registry = CollectorRegistry()
         registry.register(self.metrics)
+        registry.register(self.prefixes)
         self.app: FastAPI = create_app(self, registry)
 
     async def close(self) -> None:
         """No more probes, no more ticks."""
         await self.membership.close()
+        if self.kv_events is not None:
+            await self.kv_events.close()
         self.driver.close()
+
+    def _post(self, event: Event) -> None:
+        self.driver.post(event)
+
+    def _described(self, worker: Worker, said: Description) -> None:
+        if self.kv_events is not None:
+            self.kv_events.set(worker.name, sources_of(worker, said.event_sources))
 
     # ------------------------------------------------------------- the app's view
 
@@ -208,7 +227,7 @@ def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounte
     if path is None or config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
         return None
     try:
-        return TokenCounter(PromptTokenizer.load(path), post)
+        return TokenCounter(PromptTokenizer.load(path, frozenset(config.model.adapters)), post)
     except (TokenizerError, ChatTemplateError) as exc:
         raise ConfigError(f"model.path: {exc}") from exc
 

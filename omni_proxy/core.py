@@ -88,6 +88,8 @@ class Core:
     def __init__(self, settings: CoreSettings, index: PrefixIndex | None = None) -> None:
         self._settings = settings
         caches = Caches() if settings.prefix_aware and index is None else None
+        self.caches: Final = caches
+        """What the members' caches hold, where prefixes are followed and nobody gave another index."""
         self._index: PrefixIndex = index if index is not None else caches or NoIndex()
         self._learner: CacheLearner = caches or NoLearner()
         self._homes = Homes() if settings.prefix_aware else None

@@ -42,8 +42,13 @@ class Membership:
         self._post = post
         self._health = health
         self._members: dict[str, _Watched] = {}
+        self._described: list[Callable[[Worker, Description], None]] = []
         self._listeners: list[Callable[[tuple[Member, ...]], None]] = []
         self._client = httpx.AsyncClient(timeout=health.timeout_s, trust_env=False)
+
+    def on_described(self, listener: Callable[[Worker, Description], None]) -> None:
+        """Have somebody told of what a member says of itself, each time that it comes up."""
+        self._described.append(listener)
 
     def on_change(self, listener: Callable[[tuple[Member, ...]], None]) -> None:
         """Have somebody told of all members whenever one comes, goes or moves; he hears of it before the core."""
@@ -142,6 +147,8 @@ class Membership:
             return
         member.up = True
         logger.info("worker %s (%s) is up", worker.name, worker.role.value)
+        for listener in self._described:
+            listener(worker, member.description)
         self._tell()  # who left it out, because of its certificates, can take it in now
         self._post(WorkerUp(_spec(worker, member.description)))
 
@@ -174,6 +181,7 @@ def _spec(worker: Worker, said: Description) -> WorkerSpec:
         max_batch_tokens=worker.max_batch_tokens,
         max_model_len=said.max_model_len,
         kv_capacity_tokens=said.kv_capacity_tokens,
+        block_tokens=said.block_tokens,
         handoff_reusable=connector.handoff_reusable,
         weight=worker.weight,
         backup=worker.backup,
