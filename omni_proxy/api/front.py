@@ -91,7 +91,7 @@ class FrontProtocol(HttpToolsProtocol):
         if self._in_message or self._body_timer is not None:
             self._stop_body_timer()
             if self._in_message and not self.transport.is_closing():
-                self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+                self._time_body()
                 if self._in_head:
                     self._bound_head(len(data))
 
@@ -104,7 +104,9 @@ class FrontProtocol(HttpToolsProtocol):
         if self.pipeline:
             # Not from here: a row of short answers would call itself once for each.
             self.loop.call_soon(self._next_in_line)
-        elif not self._in_message:
+        elif self._in_message:
+            self._time_body()
+        else:
             self._idle_since = self.loop.time()
 
     def close_if_idle(self, before: float) -> None:
@@ -236,8 +238,7 @@ class FrontProtocol(HttpToolsProtocol):
         elif cycle.read:
             self._start_hot(cycle)
         else:
-            self._stop_body_timer()
-            self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+            self._time_body()
             if cycle.expects and not cycle.size:
                 self.transport.write(_CONTINUE)
 
@@ -357,11 +358,12 @@ class FrontProtocol(HttpToolsProtocol):
 
     def _body_too_slow(self) -> None:
         self._body_timer = None
-        if self._answering is None:
+        if self._answering is None:  # else the next request's time begins when this one has been answered
             self.transport.close()
-        else:
-            # The next request's time begins when this one has been answered.
-            self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+
+    def _time_body(self) -> None:
+        self._stop_body_timer()
+        self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
 
     def _stop_body_timer(self) -> None:
         if self._body_timer is not None:

@@ -20,7 +20,7 @@ MAX_EVENT_BYTES: Final = 4 << 20
 
 _BOUNDARIES: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _BOUNDARY: Final = re.compile(rb"(\r?\n\r\n|\n\n|\r\r)")
-_DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+_DATA: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?([^\r\n]*)")
 _USAGE_MARKS: Final = (b'"usage":{', b'"usage": {')
 _ERROR_MARK: Final = b'"error"'
 _DONE: Final = b"[DONE]"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -85,6 +86,14 @@ Start = Callable[..., Any]
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop that serves is not asyncio's own: transports differ in what they tell and when."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Whatever workers and clients do, nothing here is an error of the gateway's own."""
+    yield
+    faults = [r for when in ("setup", "call") for r in caplog.get_records(when) if r.levelno >= logging.ERROR]
+    assert not faults, [r.getMessage() for r in faults]
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ BAD_BODIES = {
         None,
     ),
     "bad utf-8 in an unknown field": (CHAT, with_field(b'"x":"\xc3("'), "invalid_json", None),
+    "half a character": (CHAT, with_field(b'"user":"\\ud83d"'), "invalid_json", None),
     "nan": (CHAT, with_field(b'"temperature":NaN'), "invalid_json", None),
     "infinity": (CHAT, with_field(b'"x_vendor":Infinity'), "invalid_json", None),
     "deep": (CHAT, with_field(b'"x":' + b"[" * 100_000 + b"]" * 100_000), "invalid_json", None),

@@ -330,10 +330,10 @@ async def test_a_long_answer_is_not_the_next_senders_delay(start: Start) -> None
     """The limit on the next request's body does not run while this one is being answered."""
 
     async def decode(seen: Seen) -> None:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.7)
         await decode_stream(seen)
 
-    rig = await start(dict(SLOW), p0=prefill_ok, d0=decode)
+    rig = await start({"timeouts": {"client_body_s": 0.3}}, p0=prefill_ok, d0=decode)
     client = await rig.raw()
     second = post(chat())
     await client.send(second + second[:50])
