@@ -206,15 +206,16 @@ def pack_experts(
     return PackedExperts(pack(w13, dtype, True, backend), pack(w2, dtype, False, backend), *shared)
 
 
-def _packed_op(name: str, backend: str, x: Tensor) -> Op:
-    """The op of the backend that packed the weights; the dtype of `x` must be one of its."""
-    if backend == "torch":
+def _packed_op(name: str, packer: str, x: Tensor) -> Op:
+    """The op of the backend that packed the weights; `x` must be what that takes."""
+    if packer == "torch":
         return TORCH[name]
-    _require(x.device.type == backend, name, "x", f"must be on {backend}", x.device)
+    backend = registry.backend(packer)
+    _require(x.device.type == backend.device, name, "x", f"must be on {backend.device}", x.device)
     _require(x.dtype in (torch.float32, torch.bfloat16), name, "x", "must be float32 or bfloat16", x.dtype)
     wants_grad = torch.is_grad_enabled() and x.requires_grad
-    _require(not wants_grad, name, "x", f"must not want a gradient with weights packed for {backend}", "requires_grad")
-    return registry.ops_of(backend)[name]
+    _require(not wants_grad, name, "x", f"must not want a gradient with weights packed by {packer}", "requires_grad")
+    return backend.ops[name]
 
 
 def linear(x: Tensor, w: PackedMatrix) -> Tensor:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+import torch
+
 from omni_kernels import reference
 
 Op = Callable[..., Any]
@@ -59,13 +61,38 @@ def _cpu() -> tuple[ctypes.CDLL | None, str]:
     return find_library()
 
 
-@cache
-def _found() -> tuple[Backend, ...]:
+def _compiled() -> Backend:
     from omni_kernels.cpu.ops import CpuOps
 
     library, reason = _cpu()
-    compiled = Backend("cpu", "cpu", {} if library is None else CpuOps(library).table(), reason)
-    return (compiled, *(Backend("torch", device, TORCH) for device in DEVICES))
+    return Backend("cpu", "cpu", {} if library is None else CpuOps(library).table(), reason)
+
+
+def _triton() -> Backend:
+    if not torch.cuda.is_available():
+        return Backend("triton", "cuda", {}, "no NVIDIA device")
+    try:
+        from omni_kernels.triton.ops import table
+    except ImportError as exc:
+        return Backend("triton", "cuda", {}, str(exc))
+    return Backend("triton", "cuda", table())
+
+
+def _npu() -> Backend:
+    try:
+        import torch_npu
+    except ImportError as exc:
+        return Backend("npu", "npu", {}, str(exc))
+    from omni_kernels.npu.ops import NpuOps
+
+    if not torch_npu.npu.is_available():
+        return Backend("npu", "npu", {}, "no Ascend device")
+    return Backend("npu", "npu", NpuOps(torch_npu).table())
+
+
+@cache
+def _found() -> tuple[Backend, ...]:
+    return (_compiled(), _triton(), _npu(), *(Backend("torch", device, TORCH) for device in DEVICES))
 
 
 @cache
@@ -93,12 +120,14 @@ def find(op: str, device: str) -> Op | None:
     return None if backend is None else backend.ops[op]
 
 
+def backend(name: str) -> Backend:
+    """The backend `name`; KeyError if it is not to be had."""
+    for found in _found():
+        if found.name == name and found.ops:
+            return found
+    raise KeyError(name)
+
+
 def ops_of(name: str) -> Mapping[str, Op]:
     """All ops of the backend `name`; KeyError if it is not to be had."""
-    if name == "torch":
-        return TORCH
-    return next(iter(b.ops for b in _found() if b.name == name and b.ops), None) or _missing(name)
-
-
-def _missing(name: str) -> Mapping[str, Op]:
-    raise KeyError(name)
+    return TORCH if name == "torch" else backend(name).ops

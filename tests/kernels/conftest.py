@@ -10,7 +10,6 @@ import torch
 import omni_kernels as ops
 from omni_kernels import registry
 
-
 ON_DEMAND = ("asan", "ascend")
 """Marks of tests that run only where `-m` names them."""
 

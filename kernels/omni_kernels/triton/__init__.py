@@ -1,0 +1,1 @@
+"""The Triton backend: one source for NVIDIA and, through triton-ascend, Ascend."""
