@@ -8,6 +8,7 @@ by sockets (`omni_proxy.processes`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from omni_proxy.observe.prefixes import PrefixMetrics
 from omni_proxy.observe.timelines import Timelines
 from omni_proxy.prompts.chat_template import ChatTemplateError
 from omni_proxy.prompts.text_tokenizer import TokenizerError
+from omni_proxy.reload import Reloads, reload_whenever
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
@@ -41,6 +43,8 @@ from omni_proxy.workers.kv_sources import sources_of
 from omni_proxy.workers.membership import Membership, client_files
 from omni_proxy.workers.probe import Description
 from omni_proxy.workers.upstream import Upstreams
+
+logger = logging.getLogger(__name__)
 
 
 def core_settings(config: Config) -> CoreSettings:
@@ -58,11 +62,16 @@ def core_settings(config: Config) -> CoreSettings:
     )
 
 
+DRAIN_LOOK_S = 0.1
+"""How often a member that has to leave is asked whether it is idle."""
+
+
 class Scheduling:
     """The half that decides, and the app that shows what it knows."""
 
     def __init__(self, config: Config) -> None:
         self.draining = False
+        self._leaving: set[asyncio.Task[None]] = set()
         self.core = core = Core(core_settings(config))
         self.timelines = Timelines(config.timelines)
         self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count))
@@ -78,8 +87,27 @@ class Scheduling:
         registry.register(self.prefixes)
         self.app: FastAPI = create_app(self, registry)
 
+    def configure(self, config: Config) -> None:
+        """Use another config: limits, members and how they are probed. Who has to leave drains first."""
+        self.core.reconfigure(core_settings(config))
+        self.membership.probe_as(config.health)
+        for name in self.membership.set(config.workers):
+            task = asyncio.create_task(self._remove_when_idle(name), name=f"drain {name}")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _remove_when_idle(self, name: str) -> None:
+        while self.membership.is_leaving(name):
+            load = next((w for w in self.core.workers() if w.spec.name == name), None)
+            if load is None or (load.seqs == 0 and load.kv_tokens == 0):
+                self.membership.remove(name)
+                return
+            await asyncio.sleep(DRAIN_LOOK_S)
+
     async def close(self) -> None:
         """No more probes, no more ticks."""
+        for task in self._leaving:
+            task.cancel()
         await self.membership.close()
         if self.kv_events is not None:
             await self.kv_events.close()
@@ -126,14 +154,13 @@ class Front:
     def __init__(
         self, config: Config, post: Callable[[Event], None], app: Any, rejected: Callable[[str, str], None]
     ) -> None:
-        timeouts, keepalive = config.timeouts, config.keepalive
         check_worker_tls(config)
-        self.upstreams = Upstreams(keepalive.idle_s, keepalive.max_idle, timeouts.connect_s)
+        self._config = config
+        self.upstreams = Upstreams(*_connections(config))
         self._count_rejected = rejected
         self._log = _access_log(config)
         self._counter = _token_counter(config, post)
-        limits = EdgeLimits(timeouts.first_byte_s, timeouts.inter_chunk_s, timeouts.client_send_s)
-        self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected)
+        self.edge = Edge(post, self.upstreams, self._counter, _edge_limits(config), self._closed, self._rejected)
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
@@ -146,6 +173,33 @@ class Front:
                 self._counter.close()
             if self._log is not None:
                 self._log.close()
+
+    def configure(self, config: Config) -> None:
+        """Use another config: time limits, connections, access log; certificates are loaded again."""
+        if config.access_log != self._config.access_log:
+            self._change_log(config)
+        self._config = config
+        self.upstreams.configure(*_connections(config))
+        self.edge.limit(_edge_limits(config))
+        self._server.configure(config)
+
+    def _change_log(self, config: Config) -> None:
+        try:
+            opened = _access_log(config)
+        except ConfigError as exc:
+            logger.error("%s; the old access log stays", exc)
+            return
+        old, self._log = self._log, opened
+        if old is not None:
+            old.close()
+
+    def reopen_log(self) -> None:
+        """Open the access log again under its name: it was moved away."""
+        try:
+            if self._log is not None:
+                self._log.reopen()
+        except OSError as exc:
+            logger.error("cannot open the access log again, the old one stays: %s", exc.strerror)
 
     def _upkeep(self) -> None:
         self.upstreams.expire_idle()
@@ -184,9 +238,38 @@ class Gateway:
             draining.cancel()
             await self.scheduling.close()
 
+    async def follow(self, reloads: Reloads, asked: asyncio.Event) -> None:
+        """Use what the config file says whenever somebody asks; runs until cancelled."""
+
+        def apply(config: Config | None) -> None:
+            self.scheduling.metrics.config_reloaded(reloads.generation, reloads.failed)
+            if config is not None:
+                self.front.configure(config)
+                self.scheduling.configure(config)
+
+        await reload_whenever(asked, reloads, apply)
+
     async def _drain_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.scheduling.draining = True
+
+
+def _edge_limits(config: Config) -> EdgeLimits:
+    timeouts = config.timeouts
+    return EdgeLimits(timeouts.first_byte_s, timeouts.inter_chunk_s, timeouts.client_send_s)
+
+
+def _connections(config: Config) -> tuple[float, int, float]:
+    return config.keepalive.idle_s, config.keepalive.max_idle, config.timeouts.connect_s
+
+
+def check_usable(config: Config) -> None:
+    """Raise ConfigError where files that a config names cannot be used: certificates, the access log."""
+    check_worker_tls(config)
+    _server_tls(config)
+    log = _access_log(config)
+    if log is not None:
+        log.close()
 
 
 def _access_log(config: Config) -> AccessLog | None:

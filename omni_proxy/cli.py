@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -230,21 +231,23 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # until they are obeyed; both would end a process that is starting
     config = load(options.config)
     _log_to_stderr(options.log_level)
     if config.processes > 1:
-        return _serve_in_processes(config, options.log_level)
+        return _serve_in_processes(config, options.config, options.log_level)
     logging.getLogger("omni_proxy").info("effective config:\n%s", effective(config))
-    return run_serve(config)
+    return run_serve(config, options.config)
 
 
-def _serve_in_processes(config: Config, log_level: str) -> int:
+def _serve_in_processes(config: Config, path: Path, log_level: str) -> int:
     import uvloop
 
     from omni_proxy.processes.supervisor import supervise
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(supervise(config, log_level))
+        runner.run(supervise(config, path, log_level))
     return 0
 
 
@@ -256,24 +259,30 @@ def _child(options: argparse.Namespace) -> int:
     return run(options.dir, options.ready_fd, options.parent_fd)
 
 
-def run_serve(config: Config) -> int:
-    """Run the gateway until it is told to stop."""
+def run_serve(config: Config, path: Path) -> int:
+    """Run the gateway until it is told to stop; SIGHUP loads the file again, SIGUSR1 opens the access log again."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_until_stopped(config))
+        runner.run(_serve_until_stopped(config, path))
     return 0
 
 
-async def _serve_until_stopped(config: Config) -> None:
-    from omni_proxy.api.serving import calm_collector, listening_socket, stop_signals
-    from omni_proxy.build import Gateway
+async def _serve_until_stopped(config: Config, path: Path) -> None:
+    from omni_proxy.api.serving import calm_collector, listening_socket, on_signals, stop_signals
+    from omni_proxy.build import Gateway, check_usable
+    from omni_proxy.reload import Reloads
 
-    listen = config.listen
+    listen, asked = config.listen, asyncio.Event()
     with listening_socket(listen.host, listen.port, listen.backlog) as sock, stop_signals() as (stop, force):
         gateway = Gateway(config)
         calm_collector()
-        await gateway.serve(sock, stop, force)
+        with on_signals({signal.SIGHUP: asked.set, signal.SIGUSR1: gateway.front.reopen_log}):
+            following = asyncio.create_task(gateway.follow(Reloads(path, config, check_usable), asked))
+            try:
+                await gateway.serve(sock, stop, force)
+            finally:
+                following.cancel()
 
 
 def _check(options: argparse.Namespace) -> int:

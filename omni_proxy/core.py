@@ -8,7 +8,7 @@ same call: whoever carries the effects out may fail or be cancelled and can lose
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from omni_proxy.apc.caches import Caches
@@ -148,6 +148,18 @@ class Core:
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
         instants = (prefill.next_deadline(), decode.next_deadline(), self._ledger.next_opening(self._now))
         return min((at for at in instants if at is not None), default=None)
+
+    def reconfigure(self, settings: CoreSettings) -> None:
+        """Use other limits, waits, bounds of retries and of failing from now on; what shapes the core stays."""
+        old = self._settings
+        self._settings = replace(
+            settings,
+            schedule_mode=old.schedule_mode,
+            prefix_aware=old.prefix_aware,
+            prefill_placer=old.prefill_placer,
+            decode_placer=old.decode_placer,
+        )
+        self._ledger.blame(settings.max_fails, settings.fail_timeout_s)
 
     # ------------------------------------------------------------------- questions
 

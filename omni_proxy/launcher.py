@@ -32,6 +32,8 @@ class ProcessPlan:
     name: str
     role: str
     arguments: tuple[str, ...]
+    shows_output: bool = False
+    """Its standard output is ours; otherwise nobody sees it."""
 
 
 class Ready(msgspec.Struct):
@@ -68,6 +70,7 @@ class Launcher:
         self._report = report
         self._term_limit_s = term_limit_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._serving: set[str] = set()
         self._stopping = False
 
     async def run(self) -> None:
@@ -87,9 +90,11 @@ class Launcher:
         await asyncio.gather(*[_end(process, self._term_limit_s) for process in self._processes.values()])
         self._processes.clear()
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every process that runs."""
-        for process in self._processes.values():
+    def signal(self, number: int, serving_only: bool = False) -> None:
+        """Send a signal to every process that runs, or only to those that have said that they serve."""
+        for name, process in self._processes.items():
+            if serving_only and name not in self._serving:
+                continue
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
@@ -123,12 +128,14 @@ class Launcher:
         try:
             ready = await _read_ready(ready_read)
             if ready is not None:
+                self._serving.add(plan.name)
                 self._report.serving(plan, ready, asyncio.get_running_loop().time() - begun)
             code = await process.wait()
             lines = await tail
         finally:
             os.close(parent_write)
             tail.cancel()
+            self._serving.discard(plan.name)
         self._processes.pop(plan.name, None)
         return _why(code, lines), ready is not None
 
@@ -141,7 +148,7 @@ class Launcher:
             f"--ready-fd={ready_fd}",
             f"--parent-fd={parent_fd}",
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
+            stdout=None if plan.shows_output else asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=(ready_fd, parent_fd),
             # Ctrl-C in a terminal reaches the whole foreground group: children are ended by us, in order.

@@ -87,6 +87,10 @@ class Edge:
     def counts_tokens(self) -> bool:
         return self._count_tokens is not None
 
+    def limit(self, limits: EdgeLimits) -> None:
+        """Use other time limits from now on, also for what runs."""
+        self._limits = limits
+
     # ---------------------------------------------------------------- from clients
 
     def new_exchange(self, client: ClientSide, request_id: bytes, kept_alive: bool, chunked: bool) -> Exchange:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import uvicorn
@@ -36,6 +35,18 @@ class FrontServer:
         self._edge = edge
         self._upkeep = upkeep
         self._server = QuietServer(self._uvicorn_config(app))
+
+    def configure(self, config: Config) -> None:
+        """Use other limits and times: for new connections those of requests, for all those of waiting and draining.
+
+        Certificates are loaded again too.
+        """
+        self._config = config
+        timeouts, uvicorns = config.timeouts, self._server.config
+        uvicorns.timeout_keep_alive = round(timeouts.client_keepalive_s)
+        uvicorns.timeout_graceful_shutdown = max(1, round(timeouts.drain_s))
+        if self._tls is not None:
+            self._tls.refresh(force=True)
 
     async def run(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve until `stop`; then finish what runs, for `drain_s` at most, or until `force`."""
@@ -86,19 +97,22 @@ class FrontServer:
                 connection.close_if_idle(now - timeouts.client_keepalive_s)
                 connection.drop_if_stuck(now, timeouts.client_send_s)
 
+    def _new_connection(self, **of_uvicorn: Any) -> FrontProtocol:
+        config = self._config
+        return FrontProtocol(
+            **of_uvicorn,
+            edge=self._edge,
+            max_body_bytes=config.limits.client_max_body_bytes,
+            body_timeout_s=config.timeouts.client_body_s,
+        )
+
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
         timeouts = self._config.timeouts
-        protocol = functools.partial(
-            FrontProtocol,
-            edge=self._edge,
-            max_body_bytes=self._config.limits.client_max_body_bytes,
-            body_timeout_s=timeouts.client_body_s,
-        )
         tls = self._tls
         return uvicorn.Config(
             app,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
-            http=protocol,  # type: ignore[arg-type]  # uvicorn calls it like the class that it expects
+            http=self._new_connection,  # type: ignore[arg-type]  # uvicorn calls it like the class that it expects
             ws="none",
             lifespan="off",
             log_config=None,
@@ -117,6 +131,26 @@ class QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+@contextlib.contextmanager
+def on_signals(handlers: Mapping[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Call functions in the event loop when signals come. A fault in one is logged."""
+    loop = asyncio.get_running_loop()
+
+    def call(handler: Callable[[], None]) -> None:
+        try:
+            handler()
+        except Exception:
+            logger.exception("a signal was not obeyed")
+
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, call, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager

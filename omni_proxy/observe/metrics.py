@@ -72,6 +72,8 @@ class Metrics(Collector):
         self._leg_failures: dict[tuple[str, str, str], int] = {}
         self._handoffs = {"done": 0, "missed": 0}
         self._retries = 0
+        self._config = (1, 0)
+        """Generation of the config in force, and how many were refused."""
 
     # ------------------------------------------------------------------ filling
 
@@ -92,6 +94,10 @@ class Metrics(Collector):
         """Count a request that never reached the core."""
         key = (endpoint, "rejected", error)
         self._requests[key] = self._requests.get(key, 0) + 1
+
+    def config_reloaded(self, generation: int, failed: int) -> None:
+        """Note which config is in force, the how-manieth, and how many could not be used."""
+        self._config = (generation, failed)
 
     def _closed(self, record: RequestRecord, now: float) -> None:
         outcome = record.outcome.value if record.outcome is not None else ""
@@ -122,6 +128,7 @@ class Metrics(Collector):
         yield from self._latency_families()
         yield from self._leg_families()
         yield from self._worker_families()
+        yield from self._config_families()
 
     def _request_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("omni_requests", "Ended requests.", labels=("endpoint", "outcome", "error"))
@@ -186,3 +193,11 @@ class Metrics(Collector):
             prefill.add_metric(key, worker.prefill_tokens)
             kv.add_metric(key, worker.kv_tokens)
         yield from (up, seqs, prefill, kv)
+
+    def _config_families(self) -> Iterator[Metric]:
+        generation, failed = self._config
+        yield GaugeMetricFamily("omni_config_generation", "Counts the configs that were in force.", value=generation)
+        reloads = CounterMetricFamily("omni_config_reloads", "Config files that were read again.", labels=("result",))
+        reloads.add_metric(("ok",), generation - 1)
+        reloads.add_metric(("failed",), failed)
+        yield reloads

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import msgspec
 import uvloop
 
-from omni_proxy.api.serving import calm_collector, listening_socket, stop_signals
+from omni_proxy.api.serving import calm_collector, listening_socket, on_signals, stop_signals
 from omni_proxy.launcher import Ready
 from omni_proxy.processes.front_process import FrontProcess
 from omni_proxy.processes.run_dir import RunDir
@@ -36,10 +37,17 @@ async def _scheduler(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
     with stop_signals() as (stop, _):
         watcher = await _end_with_parent(parent_fd, stop)
         process = SchedulerProcess(run_dir.read_config())
+        process.scheduling.metrics.config_reloaded(*run_dir.read_reloads())
         calm_collector()
-        serving = asyncio.create_task(process.serve(run_dir, stop))
-        _say_ready(ready_fd, 0)
-        await serving
+
+        def reload() -> None:
+            process.scheduling.metrics.config_reloaded(*run_dir.read_reloads())
+            process.scheduling.configure(run_dir.read_config())
+
+        with on_signals({signal.SIGHUP: reload}):
+            serving = asyncio.create_task(process.serve(run_dir, stop))
+            _say_ready(ready_fd, 0)
+            await serving
         watcher.close()
 
 
@@ -52,9 +60,17 @@ async def _front(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
         calm_collector()
         # Our part of the port's clients comes to us only once somebody can schedule them.
         linking = asyncio.create_task(process.keep_linked(), name="link")
+        front = process.front
+        handlers = {
+            signal.SIGHUP: lambda: front.configure(run_dir.read_config()),
+            signal.SIGUSR1: front.reopen_log,
+        }
         try:
             await process.linked()
-            with listening_socket(listen.host, listen.port, listen.backlog, share_port=True) as sock:
+            with (
+                on_signals(handlers),
+                listening_socket(listen.host, listen.port, listen.backlog, share_port=True) as sock,
+            ):
                 _say_ready(ready_fd, listen.port)
                 await process.serve(sock, stop, force)
         finally:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import httpx
 import msgspec
 
 from omni_proxy.config import Health, Worker, WorkerTls
-from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerRemoved, WorkerSpec, WorkerUp
+from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerSpec, WorkerUp
 from omni_proxy.tls import ClientFiles
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.probe import Description, ModelInfo, Probe, Unclear
@@ -32,6 +32,8 @@ class _Watched:
     probe: Probe
     task: asyncio.Task[None] | None = None
     up: bool = False
+    leaving: bool = False
+    """It drains, to be removed."""
     description: Description = _UNKNOWN
 
 
@@ -54,6 +56,11 @@ class Membership:
         """Have somebody told of all members whenever one comes, goes or moves; he hears of it before the core."""
         self._listeners.append(listener)
 
+    def probe_as(self, health: Health) -> None:
+        """Use other times and limits for the probes from now on."""
+        self._health = health
+        self._client.timeout = httpx.Timeout(health.timeout_s)
+
     def members(self) -> tuple[Member, ...]:
         """All members as those who send requests need them."""
         return tuple(_member(watched.config) for watched in self._members.values())
@@ -71,6 +78,48 @@ class Membership:
         self._post(WorkerAdded(_spec(worker, _UNKNOWN)))
         if not worker.down:
             member.task = asyncio.create_task(self._watch(member), name=f"watch {worker.name}")
+
+    def set(self, workers: Iterable[Worker]) -> list[str]:
+        """Make these the members, with as little disturbance as can be.
+
+        Returns those that have to leave: they drain, and whoever called calls `remove` when they hold nothing any more.
+        """
+        wanted = {worker.name: worker for worker in workers}
+        for worker in wanted.values():
+            member = self._members.get(worker.name)
+            if member is None or member.leaving:
+                self.add(worker)
+            elif worker != member.config:
+                self._change(member, worker)
+        leaving = [name for name in self._members if name not in wanted]
+        for name in leaving:
+            self._drain(self._members[name])
+        return leaving
+
+    def is_leaving(self, name: str) -> bool:
+        """Does a member drain, and has not been taken back meanwhile?"""
+        member = self._members.get(name)
+        return member is not None and member.leaving
+
+    def _change(self, member: _Watched, worker: Worker) -> None:
+        """Another description of the same worker, or another worker under the same name."""
+        if worker.down:
+            self._drain(member)
+            member.config, member.leaving = worker, False
+        elif _address(worker) != _address(member.config):
+            self.lost(worker.name, "its address or its settings of connecting have changed")
+            self.add(worker)
+        else:
+            member.config = worker
+            self._post((WorkerUp if member.up else WorkerAdded)(_spec(worker, member.description)))
+
+    def _drain(self, member: _Watched) -> None:
+        """No new work, and no probes that would bring it back."""
+        if not member.leaving:
+            logger.info("worker %s drains", member.config.name)
+            self._stop(member)
+            member.leaving, member.up = True, False
+            self._post(WorkerDraining(member.config.name))
 
     def lost(self, name: str, reason: str) -> None:
         """Somebody knows that a member is gone (its process ended); probes find out when it is back."""
@@ -166,6 +215,11 @@ def client_files(worker: Worker) -> ClientFiles | None:
     tls = worker.tls or WorkerTls()
     ca, certificate, key = (None if path is None else str(path) for path in (tls.ca, tls.certificate, tls.key))
     return ClientFiles(ca, certificate, key, tls.verify, tls.server_name)
+
+
+def _address(worker: Worker) -> tuple[object, ...]:
+    """What makes it another worker, or another way to it."""
+    return worker.url, worker.connector, worker.api_key, worker.tls, worker.bootstrap_port, worker.down
 
 
 def _spec(worker: Worker, said: Description) -> WorkerSpec:

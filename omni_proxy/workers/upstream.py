@@ -97,6 +97,12 @@ class Upstreams(Mapping[str, Upstream]):
         self._settings = (idle_s, max_idle, connect_s)
         self._upstreams: dict[str, Upstream] = {}
 
+    def configure(self, idle_s: float, max_idle: int, connect_s: float) -> None:
+        """Use other settings for the connections from now on."""
+        self._settings = (idle_s, max_idle, connect_s)
+        for upstream in self._upstreams.values():
+            upstream.pool.configure(*self._settings)
+
     def set(self, members: Iterable[Member]) -> None:
         """Take over all members; the connections of those that have not changed stay.
 
