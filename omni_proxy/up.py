@@ -105,6 +105,7 @@ class _Up:
             f"--role={role.value}",
             f"--model={options.model}",
             f"--served-model-name={options.model_name}",
+            "--kv-events-port=0",
             *self._expert_arguments(),
         )
 

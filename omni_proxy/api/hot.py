@@ -41,6 +41,9 @@ class _NoEvent:
         return
 
 
+_SESSION = b"x-session-id: "
+
+
 class HotRequest:
     """A hot request while it is read and answered. Stands where uvicorn keeps its cycle."""
 
@@ -96,6 +99,15 @@ def clean_id(value: bytes) -> bytes:
     return value if usable else b""
 
 
+def session_of(forward: bytes) -> str:
+    """The client's `x-session-id` among the header lines for the workers; empty for none, or one too long."""
+    start = forward.find(_SESSION)
+    if start < 0 or (start and forward[start - 2 : start] != b"\r\n"):
+        return ""
+    value = forward[start + len(_SESSION) : forward.index(b"\r\n", start)]
+    return value.decode("latin-1") if len(value) <= MAX_REQUEST_ID else ""
+
+
 def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool) -> RequestSpec:
     """What the core is told of a request. `size`: of its body, in bytes."""
     return RequestSpec(
@@ -108,4 +120,5 @@ def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool)
         tokenize=counts_tokens,
         whole=call.whole,
         external_id=exchange.request_id.decode(),
+        session=session_of(exchange.forward),
     )

@@ -102,6 +102,7 @@ def json_fields(ending: Ending, record: RequestRecord | None, now: float, wall: 
         "workers": [f"{p.leg.value}:{p.worker}" for p in record.placements],
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
+        "predicted_tokens": record.predicted_tokens,
         "generated_tokens": record.completion_tokens,
         "ttft_s": None if first is None else round(first - begin, 6),
         "e2e_s": round((record.ended_at or now) - begin, 6),

@@ -61,6 +61,7 @@ def summary(record: RequestRecord, now: float, wall_offset: float) -> JsonObject
         "e2e_s": _span(record.arrived_at, end if end is not None else now),
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
+        "predicted_tokens": record.predicted_tokens,
         "generated_tokens": record.completion_tokens,
         "workers": {p.leg.value: p.worker for p in record.placements},
     }
