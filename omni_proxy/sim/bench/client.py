@@ -17,6 +17,7 @@ from omni_proxy.sim.workload import SimRequest, Workload
 
 REJECTED: Final = frozenset({429, 503})
 _MAX_ERROR_BYTES: Final = 1 << 16
+_MAX_WRITTEN_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class BenchClient:
         self._loop = asyncio.get_running_loop()
         self._zero = 0.0
         self._seen: list[Seen] = []
+        self._written: dict[int, bytes] = {}
         self._done = asyncio.Event()
         self._left = len(workload.requests)
         self._followers: dict[int, list[int]] = {}
@@ -133,6 +135,7 @@ class BenchClient:
         """Send everything; what was seen, in the workload's order."""
         if on_progress is not None:
             self._on_progress = on_progress
+        self._write_ahead()
         self._zero = self._loop.time()
         for number, request in enumerate(self._workload.requests):
             if request.after is not None:
@@ -164,6 +167,15 @@ class BenchClient:
         if self._left == 0:
             self._done.set()
 
+    def _write_ahead(self) -> None:
+        """Write bodies before the clock starts, as many as may be kept: to write one takes milliseconds."""
+        kept = 0
+        for number in range(len(self._workload.requests)):
+            self._written[number] = self._write(number)
+            kept += len(self._written[number])
+            if kept > _MAX_WRITTEN_BYTES:
+                return
+
     async def _feed(self) -> None:
         """Open loop: every request at its instant, whatever became of the others."""
         requests = self._workload.requests
@@ -171,7 +183,7 @@ class BenchClient:
             if request.after is not None:
                 continue
             due = request.arrival_s / self.plan.speed
-            body = self._body(number)  # before it is due: writing a prompt takes its time
+            body = self._body(number)  # before it is due
             if (wait := due - self.now()) > 0:
                 await asyncio.sleep(wait)
             self._send(number, due, body)
@@ -189,6 +201,10 @@ class BenchClient:
         answer.exchange = self._pool.request("POST", self._path, body, answer, self.plan.headers)
 
     def _body(self, number: int) -> bytes:
+        written = self._written.pop(number, None)
+        return self._write(number) if written is None else written
+
+    def _write(self, number: int) -> bytes:
         plan, request = self.plan, self._workload.requests[number]
         fields = {
             "model": plan.model,

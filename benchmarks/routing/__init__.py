@@ -1,0 +1,1 @@
+"""Compares gateways by what clients get of the same workers: latency, goodput, cache hits. See README.md."""

@@ -1,0 +1,109 @@
+"""The pretending workers of a run: started once, idle and with cold caches before each measurement."""
+
+import http.client
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.relay import procs
+from benchmarks.relay.bench import Failed, free_ports, wait_for_port
+from benchmarks.routing.gateways import WorkerAddress
+from omni_proxy.sim.engine_model import EngineModel
+
+_IDLE_TIMEOUT_S: Final = 120.0
+_VALUE: Final = re.compile(r"^vllm:(\w+)_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Totals over all workers that computed prompts."""
+
+    queries: float
+    hits: float
+    preemptions: float
+
+
+class Fleet:
+    """All workers."""
+
+    def __init__(self, workers: Sequence[WorkerAddress], processes: Sequence[procs.Proc]) -> None:
+        self.workers = tuple(workers)
+        self._processes = tuple(processes)
+
+    def cpu_ns(self) -> int:
+        """CPU time of all workers so far."""
+        return procs.cpu_ns([pid for process in self._processes for pid in process.pids()])
+
+    def make_cold(self) -> None:
+        """Wait until all are idle and nothing is held for a pull, then empty their caches. Raises Failed."""
+        deadline = time.monotonic() + _IDLE_TIMEOUT_S
+        for worker in self.workers:
+            while not _is_idle(worker.port):
+                if time.monotonic() > deadline:
+                    raise Failed(f"the worker on port {worker.port} does not become idle")
+                time.sleep(0.1)
+            _ask(worker.port, "POST", "/reset_prefix_cache")
+
+    def counts(self, pd: bool) -> Counts:
+        """Looked up and found prompt tokens: of P where there is PD, of all workers where each does both."""
+        queries = hits = preemptions = 0.0
+        for worker in self.workers:
+            values = dict(_VALUE.findall(_ask(worker.port, "GET", "/metrics")))
+            preemptions += float(values["num_preemptions"])
+            if worker.role == "prefill" or not pd:
+                queries += float(values["prefix_cache_queries"])
+                hits += float(values["prefix_cache_hits"])
+        return Counts(queries, hits, preemptions)
+
+
+def _is_idle(port: int) -> bool:
+    load = json.loads(_ask(port, "GET", "/load"))["server_load"]
+    leased = re.search(r"^omni_kv_blocks_leased\{[^}]*\} ([0-9.]+)$", _ask(port, "GET", "/metrics"), re.MULTILINE)
+    return load == 0 and leased is not None and float(leased[1]) == 0
+
+
+def _ask(port: int, method: str, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def fleet(
+    prefill: int, decode: int, preset: str, model: EngineModel, speed: float, cpus: Sequence[int], folder: Path
+) -> Iterator[Fleet]:
+    """Start the workers, each a process of its own on `cpus`."""
+    roles = ["prefill"] * prefill + ["decode"] * decode
+    ports = free_ports(2 * len(roles))
+    with ExitStack() as stack:
+        addresses, processes = [], []
+        for place, role in enumerate(roles):
+            port, bootstrap = ports[2 * place], ports[2 * place + 1] if role == "prefill" else None
+            addresses.append(_address(port, role, bootstrap, model))
+            command = _command(role, port, bootstrap, preset, speed)
+            processes.append(stack.enter_context(procs.Proc(command, cpus, folder / f"worker-{port}.log")))
+        for address, process in zip(addresses, processes, strict=True):
+            wait_for_port(address.port, process)
+        yield Fleet(addresses, processes)
+
+
+def _address(port: int, role: str, bootstrap: int | None, model: EngineModel) -> WorkerAddress:
+    seqs = model.max_prefill_seqs if role == "prefill" else model.max_decode_seqs
+    return WorkerAddress(port, role, bootstrap, seqs, max(32_000, model.max_batch_tokens))
+
+
+def _command(role: str, port: int, bootstrap: int | None, preset: str, speed: float) -> list[str]:
+    command = [sys.executable, "-m", "omni_proxy", "worker", "--simulate", preset, "--role", role]
+    command += ["--port", str(port), "--speed", str(speed), "--block-size", "128", "--kv-events-port", "0"]
+    # A handoff that a gateway has given up blocks nobody for longer than a run.
+    command += ["--kv-lease", "120"]
+    return command if bootstrap is None else [*command, "--bootstrap-port", str(bootstrap)]

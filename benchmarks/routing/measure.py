@@ -1,0 +1,167 @@
+"""One gateway, one slice of a trace, one load: what its clients saw."""
+
+import asyncio
+import dataclasses
+import http.client
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from benchmarks.relay import procs
+from benchmarks.relay.bench import Failed, free_ports
+from benchmarks.relay.build import Missing
+from benchmarks.routing.fleet import Fleet
+from benchmarks.routing.gateways import Gateway, Place
+from omni_proxy.sim.bench.client import BenchPlan, send_all
+from omni_proxy.sim.bench.measure import Seen, bench_figures, faults, lag, uncompressed
+from omni_proxy.sim.bench.prompts import PromptForm, Prompts
+from omni_proxy.sim.figures import Figures, Slo
+from omni_proxy.sim.workload import Workload
+
+_START_TIMEOUT_S: Final = 60.0
+MODEL: Final = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One cell of the table: figures of a run, or the reason why there are none."""
+
+    gateway: str
+    load: float
+    seed: int
+    figures: Figures | None
+    pd: bool = True
+    cached_share: float = 0.0
+    gateway_cpu_s: float = 0.0
+    worker_cpu_s: float = 0.0
+    lag_p99_s: float = 0.0
+    """How late the client was, in the run's seconds."""
+    preemptions: float = 0.0
+    faults: tuple[str, ...] = ()
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file of results."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "figures": msgspec.to_builtins(self.figures)}
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is the same for every gateway of a run."""
+
+    workload: Workload
+    load: float
+    seed: int
+    speed: float
+    slo: Slo
+    cpus: Sequence[int]
+    folder: Path
+    model: Path
+    prompts: Prompts
+
+
+def measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
+    """Start the gateway afresh over idle workers with cold caches, send the slice, end it."""
+    try:
+        return _measure(gateway, fleet, conditions)
+    except (Failed, Missing) as exc:
+        return Result(gateway.row, conditions.load, conditions.seed, None, reason=str(exc))
+
+
+def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
+    port, metrics_port = free_ports(2)
+    folder = Path(tempfile.mkdtemp(dir=conditions.folder))
+    folder.chmod(0o711)  # nginx's workers are another user
+    place = Place(port, metrics_port, fleet.workers, folder, conditions.model)
+    command = gateway.command(place)
+    with procs.Proc(command, conditions.cpus, folder / "log") as process:
+        _wait_until_ready(port, process)
+        fleet.make_cold()
+        before, cpu, worker_cpu = fleet.counts(gateway.pd), procs.cpu_ns(process.pids()), fleet.cpu_ns()
+        seen = _send(port, conditions)
+        cpu, worker_cpu = procs.cpu_ns(process.pids()) - cpu, fleet.cpu_ns() - worker_cpu
+        after = fleet.counts(gateway.pd)
+    late = lag(seen)
+    queries = after.queries - before.queries
+    _check_legs(seen, queries)
+    return Result(
+        gateway.row,
+        conditions.load,
+        conditions.seed,
+        bench_figures(seen, conditions.slo),
+        gateway.pd,
+        cached_share=(after.hits - before.hits) / queries if queries else 0.0,
+        gateway_cpu_s=cpu / 1e9,
+        worker_cpu_s=worker_cpu / 1e9,
+        lag_p99_s=late.p99 if late is not None else 0.0,
+        preemptions=after.preemptions - before.preemptions,
+        faults=tuple(faults(seen)),
+    )
+
+
+def _check_legs(seen: Sequence[Seen], queries: float) -> None:
+    """Every answered prompt must have been computed where the table says. Raises Failed."""
+    asked = sum(one.prompt_tokens for one in seen if one.outcome == "completed")
+    if queries < asked:
+        raise Failed(
+            f"its prefill workers saw {queries:.0f} of {asked} prompt tokens: not every request took both legs"
+        )
+
+
+def _send(port: int, conditions: Conditions) -> list[Seen]:
+    plan = BenchPlan(
+        MODEL, chat=False, stream=True, concurrency=None, timeout_s=600.0 / conditions.speed, speed=conditions.speed
+    )
+    url = f"http://127.0.0.1:{port}"
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(send_all(url, conditions.workload, conditions.prompts, plan))
+    return [uncompressed(one, conditions.speed) for one in seen]
+
+
+def _wait_until_ready(port: int, process: procs.Proc) -> None:
+    """Returns when answers come, several times in a row. Raises Failed."""
+    deadline, good, said = time.monotonic() + _START_TIMEOUT_S, 0, ""
+    while good < 3:
+        if not process.alive():
+            raise Failed(f"ended while starting: {_last_line(process.log)}")
+        if time.monotonic() > deadline:
+            raise Failed(f"not ready after {_START_TIMEOUT_S:.0f} s: {said}")
+        said = _probe(port)
+        good = good + 1 if said == "" else 0
+        if said:
+            time.sleep(0.2)
+
+
+def _probe(port: int) -> str:
+    """What is wrong with an answer; empty if nothing."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    body = {"model": MODEL, "prompt": "w1 w2 w3", "max_tokens": 2, "stream": True}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+    except (OSError, http.client.HTTPException) as exc:
+        return repr(exc)
+    finally:
+        connection.close()
+    if response.status != 200 or b"[DONE]" not in answer:
+        return f"status {response.status}: {answer[:200].decode(errors='replace')}"
+    return ""
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def make_prompts(workload: Workload) -> Prompts:
+    """Prompts in words, which workers and gateways count alike."""
+    return Prompts(PromptForm.WORDS, workload.block_tokens)
