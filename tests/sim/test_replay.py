@@ -18,7 +18,7 @@ from omni_proxy.sim.synthetic import parse_synthetic
 from omni_proxy.sim.world import World
 from tests.sim.helpers import SMALL
 
-SETTINGS = CoreSettings(queue_timeout_s=2.0)
+SETTINGS = CoreSettings(queue_timeout_s=2.0, prefix_aware=True)
 
 
 def record(path: Path, change: int | None = None) -> int:
@@ -31,7 +31,7 @@ def record(path: Path, change: int | None = None) -> int:
         steps += 1
         recorder(now, event, [] if steps == change else effects)
 
-    workload = parse_synthetic("bursts,requests=60,rate=5,prompt=80,output=10", 1)
+    workload = parse_synthetic("prefixes,requests=60,rate=20,prompt=80,prefix=128,output=10", 1)
     World(workload, make_cluster(2, 1, 0, SMALL), lambda index: Core(SETTINGS), observers=[observe]).run()
     recorder.close()
     return steps
