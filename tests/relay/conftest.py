@@ -16,6 +16,7 @@ from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import listening_socket
 from omni_proxy.build import Gateway
 from omni_proxy.config import Config, parse
+from tests.relay.light import LightWorker
 from tests.relay.raw import RawClient
 from tests.relay.scripted import Script, ScriptedWorker, Seen, decode_stream, prefill_ok
 
@@ -88,6 +89,12 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A soak runs only where it is asked for by its marker (`-m soak`)."""
+    if "soak" not in config.option.markexpr:
+        items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+
+
 @pytest.fixture(autouse=True)
 def _no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Whatever workers and clients do, nothing here is an error of the gateway's own."""
@@ -110,7 +117,7 @@ async def start() -> AsyncIterator[Start]:
             for worker in workers.values():
                 await worker.start()
                 stack.push_async_callback(worker.stop)
-            rig = await stack.enter_async_context(_running(_config(workers, config or {}), workers))
+            rig = await stack.enter_async_context(running(config_of(workers, config or {}), workers))
             if wait:
                 async with asyncio.timeout(5):
                     while sum(w.up for w in rig.gateway.scheduling.workers()) < len(workers):
@@ -120,7 +127,7 @@ async def start() -> AsyncIterator[Start]:
         yield begin
 
 
-def _config(workers: dict[str, ScriptedWorker], extra: dict[str, Any]) -> Config:
+def config_of(workers: Mapping[str, ScriptedWorker | LightWorker], extra: dict[str, Any]) -> Config:
     roles = {"p": "prefill", "d": "decode", "m": "mixed"}
     connector = extra.get("connector", "vllm-nixl")
     each = extra.get("each", {})
@@ -134,7 +141,7 @@ def _config(workers: dict[str, ScriptedWorker], extra: dict[str, Any]) -> Config
 
 
 @contextlib.asynccontextmanager
-async def _running(config: Config, workers: dict[str, ScriptedWorker]) -> AsyncIterator[Rig]:
+async def running(config: Config, workers: dict[str, ScriptedWorker]) -> AsyncIterator[Rig]:
     stop, force = asyncio.Event(), asyncio.Event()
     with listening_socket("127.0.0.1", 0, 128) as sock:
         port = sock.getsockname()[1]
