@@ -57,8 +57,11 @@ async def started(**workers: ScriptedWorker) -> AsyncIterator[dict[str, Scripted
 
 
 @contextlib.asynccontextmanager
-async def in_process(config: dict[str, Any]) -> AsyncIterator[tuple[Gateway, int]]:
-    """A gateway on this event loop, all of whose workers are up; yields it with its port."""
+async def in_process(config: dict[str, Any], force_at_end: bool = True) -> AsyncIterator[tuple[Gateway, int]]:
+    """A gateway on this event loop, all of whose workers are up; yields it with its port.
+
+    At the end it drains, unless it is forced to stop.
+    """
     stop, force = asyncio.Event(), asyncio.Event()
     with listening_socket("127.0.0.1", 0, 128) as sock:
         gateway = Gateway(parse({"health": HEALTH, **config}, "test"))
@@ -67,7 +70,8 @@ async def in_process(config: dict[str, Any]) -> AsyncIterator[tuple[Gateway, int
             await until(lambda: all(w.up for w in gateway.scheduling.workers()))
             yield gateway, sock.getsockname()[1]
         finally:
-            force.set()
+            if force_at_end:
+                force.set()
             stop.set()
             await serving
 
