@@ -111,7 +111,10 @@ class Membership:
             self.add(worker)
         else:
             member.config = worker
-            self._post((WorkerUp if member.up else WorkerAdded)(_spec(worker, member.description)))
+            if member.up:
+                self._tell_up(member)
+            else:
+                self._post(WorkerAdded(_spec(worker, member.description)))
 
     def _drain(self, member: _Watched) -> None:
         """No new work, and no probes that would bring it back."""
@@ -188,18 +191,21 @@ class Membership:
 
     async def _welcome(self, member: _Watched) -> None:
         """Learn what a member is, then let it be used."""
-        worker = member.config
         try:
             member.description = await member.probe.describe()
         except Unclear as exc:
-            logger.warning("worker %s does not say what it serves (%s)", worker.name, exc)
+            logger.warning("worker %s does not say what it serves (%s)", member.config.name, exc)
             return
         member.up = True
-        logger.info("worker %s (%s) is up", worker.name, worker.role.value)
-        for listener in self._described:
-            listener(worker, member.description)
+        logger.info("worker %s (%s) is up", member.config.name, member.config.role.value)
         self._tell()  # who left it out, because of its certificates, can take it in now
-        self._post(WorkerUp(_spec(worker, member.description)))
+        self._tell_up(member)
+
+    def _tell_up(self, member: _Watched) -> None:
+        """What a member is, from its config and from itself; both may have changed."""
+        for listener in self._described:
+            listener(member.config, member.description)
+        self._post(WorkerUp(_spec(member.config, member.description)))
 
 
 def _member(worker: Worker) -> Member:
