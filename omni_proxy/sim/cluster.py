@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from omni_proxy.config import ConfigError
 from omni_proxy.messages import Mode, Role, WorkerSpec
 from omni_proxy.sim.engine_model import EngineModel
 
@@ -46,6 +47,15 @@ def make_cluster(prefill: int, decode: int, mixed: int, model: EngineModel) -> t
     counts = ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.MIXED, mixed))
     names = ((f"{role.value}-{i}", role) for role, count in counts for i in range(count))
     return tuple(make_worker(name, role, model) for name, role in names)
+
+
+def slowed(workers: Sequence[SimWorker], factors: Mapping[str, float]) -> tuple[SimWorker, ...]:
+    """The same workers, some of them slower. Raises ConfigError for a name that nobody has."""
+    unknown = factors.keys() - {worker.spec.name for worker in workers}
+    if unknown:
+        names = ", ".join(worker.spec.name for worker in workers)
+        raise ConfigError(f"--slow: there is no worker {min(unknown)!r}; known are {names}")
+    return tuple(SimWorker(w.spec, w.model.slower(factors.get(w.spec.name, 1.0))) for w in workers)
 
 
 def prefill_workers(workers: Iterable[SimWorker]) -> list[SimWorker]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from omni_proxy.config import Config, ConfigError, load
 from omni_proxy.core import Core, CoreSettings
+from omni_proxy.observe.recorder import Recorder
 from omni_proxy.sim.baselines import router
+from omni_proxy.sim.cluster import slowed
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.figures import Slo
 from omni_proxy.sim.presets import chosen_model
@@ -34,16 +37,34 @@ def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable
     basis = LoadBasis(options.load_basis)
     if options.load is not None:
         workload = at_load(workload, workers, options.load, basis)
-    settings = settings_of(config or Config())
     described = _describe(options, offered_load(workload, workers, basis) if workload.span_s else None)
+    workers = slowed(workers, dict(options.slow))  # the load is that of workers as they should be
+    settings = settings_of(config or Config())
     reports: list[Report] = []
     for title, make_core in _cores(settings, options.compare):
         begun = time.process_time()
-        run = World(workload, workers, make_core).run()
+        with _recording(options, settings if not reports else None) as observers:
+            run = World(workload, workers, make_core, observers=observers).run()
         reports.append(make_report(run, slo, title, described, time.process_time() - begun))
     say(comparison(reports) if options.compare else to_text(reports[0]))
     _write(options, reports)
     return 0
+
+
+@contextmanager
+def _recording(options: argparse.Namespace, settings: CoreSettings | None) -> Iterator[list[Recorder]]:
+    """The recorder that was asked for, closed at the end; `settings` None: of this run nothing is recorded."""
+    if options.record is None or settings is None:
+        yield []
+        return
+    try:
+        recorder = Recorder(options.record, settings)
+    except OSError as exc:
+        raise ConfigError(f"{options.record}: {exc.strerror or exc}") from exc
+    try:
+        yield [recorder]
+    finally:
+        recorder.close()
 
 
 def _cores(settings: CoreSettings, compare: bool) -> list[tuple[str, Callable[[ExactIndex], CoreLike]]]:

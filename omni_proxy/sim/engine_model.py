@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 Cost = Annotated[float, Meta(ge=0)]
 Size = Annotated[int, Meta(ge=1)]
@@ -48,6 +48,11 @@ class EngineModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """From the arrival of a request at a worker until its engine knows it: HTTP, tokenizer, queue between processes."""
     first_token_s: Cost = 0.0
     """From the end of a step until its tokens leave the worker."""
+
+    def slower(self, factor: float) -> EngineModel:
+        """The same worker when all that it computes takes `factor` times as long."""
+        costs = ("step_s", "token_s", "pair_s", "decode_s", "seq_s", "kv_s")
+        return structs.replace(self, **{name: getattr(self, name) * factor for name in costs})
 
     def prefill_s(self, tokens: int, pairs: float) -> float:
         """Computing `tokens` of prompts in one step, without the step's own time."""

@@ -36,6 +36,14 @@ def above_zero(text: str) -> float:
     return value
 
 
+def named_factor(text: str) -> tuple[str, float]:
+    """`NAME=X`."""
+    name, _, value = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"must be NAME=X, got {text!r}")
+    return name, above_zero(value)
+
+
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Where requests come from."""
     parser.add_argument("--trace", type=Path, default=None, metavar="FILE", help="Mooncake .jsonl or Azure .csv")
@@ -77,6 +85,15 @@ def add_simulate(commands: Any, run: Run) -> None:
     parser.add_argument("--decode", type=number_from(0), default=0, metavar="M", help="decode workers")
     parser.add_argument("--mixed", type=number_from(0), default=0, metavar="K", help="workers that do both")
     parser.add_argument("-c", "--config", type=Path, default=None, metavar="FILE", help="a gateway's config")
+    parser.add_argument(
+        "--slow",
+        action="append",
+        default=[],
+        type=named_factor,
+        metavar="NAME=X",
+        help="this worker takes X times as long",
+    )
+    parser.add_argument("--record", type=Path, default=None, metavar="FILE", help="write the event log for replay")
     parser.add_argument("--compare", action="store_true", help="run the other routing methods, too")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--html", type=Path, default=None, metavar="FILE", help="write a page with plots")

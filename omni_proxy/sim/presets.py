@@ -61,7 +61,10 @@ PRESETS: Final[Mapping[str, EngineModel]] = {
         first_token_s=0.001,
     ),
     "demo": EngineModel(
-        about="The embedded worker with the demo model on one CPU core; fitted from a recorded run of `omni-proxy up`.",
+        about=(
+            "The embedded worker with the demo model on one core of a small machine: an order of magnitude. "
+            "`omni-proxy fit --url` measures the one at hand."
+        ),
         step_s=0.0015,
         token_s=90e-6,
         pair_s=12e-9,

@@ -209,7 +209,7 @@ def _worker_table(workers: Iterable[WorkerFigures]) -> str:
 
 def comparison(reports: Sequence[Report]) -> str:
     """Several runs of one workload side by side; ratios are to the first."""
-    rows = [["", "TTFT mean", "p50", "p90", "p99", "TPOT p99", "goodput", "cached", "P busy", "D busy"]]
+    rows = [["", "TTFT mean", "p50", "p90", "p99", "TPOT p99", "goodput", "answered", "cached", "P busy", "D busy"]]
     first = reports[0].figures
     for report in reports:
         rows.append(_comparison_row(report, first))
@@ -225,6 +225,7 @@ def _comparison_row(report: Report, first: Figures) -> list[str]:
     cells.append(_with_ratio(getattr(found.tpot, "p99", None), getattr(first.tpot, "p99", None)))
     ratio = f" ({first.goodput / found.goodput:.2f})" if found is not first and found.goodput else ""
     cells.append(f"{found.goodput:.2f}/s{ratio}")
+    cells.append(f"{found.outcomes.get('completed', 0) / found.requests:.1%}")
     cells.append(f"{found.cached_share:.1%}")
     cells += [_busy(report.workers, decode=False), _busy(report.workers, decode=True)]
     return cells

@@ -131,7 +131,8 @@ def test_faults_are_one_line(arguments: list[str], fault: str, capsys: pytest.Ca
 def test_live_and_simulated_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Pretending workers behind a real gateway; on a busy machine only the order of magnitude is sure."""
     load = "poisson,requests=30,rate=15,prompt=200,output=10"
-    assert main(["fidelity", "--synthetic", load, "--simulate", "demo", "--tolerance", "20"]) == 0
+    one_each = ["--prefill", "1", "--decode", "1"]
+    assert main(["fidelity", *one_each, "--synthetic", load, "--simulate", "demo", "--tolerance", "20"]) == 0
     text = capsys.readouterr().out
     assert "simulated" in text
     assert "within 2000%" in text

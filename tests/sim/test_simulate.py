@@ -25,20 +25,13 @@ def test_a_report_as_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureF
     assert len(report["latencies"]) == 40
     assert report["settings"]["offered prefill work / capacity"] == "0.500"
     page = (tmp_path / "r.html").read_text()
+    main([*FAST, "--prefill", "2", "--decode", "1", "--load", "0.5", "--html", str(tmp_path / "again.html")])
+    assert (tmp_path / "again.html").read_text() == page
     assert page.count("<svg") == 1
     assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     ).replace("https://matplotlib.org", "")
     assert "<script" not in page
-
-
-@pytest.mark.slow
-def test_the_page_is_the_same_for_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pages = []
-    for name in ("a.html", "b.html"):
-        main([*FAST, "--prefill", "1", "--decode", "1", "--html", str(tmp_path / name)])
-        pages.append((tmp_path / name).read_bytes())
-    assert pages[0] == pages[1]
 
 
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +61,9 @@ def test_workers_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--synthetic", "poisson"], "at least one prefill and one decode worker"),
         (["--synthetic", "poisson", "--prefill", "2"], "at least one prefill and one decode worker"),
         (["--synthetic", "poisson", "--prefill", "-1"], "must be a whole number from 0, got '-1'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--slow", "x=2"], "no worker 'x'; known are mixed-0"),
+        (["--synthetic", "poisson", "--mixed", "1", "--slow", "2"], "must be NAME=X, got '2'"),
+        (["--synthetic", "poisson", "--mixed", "1", "--record", "/absent/x"], "/absent/x: No such file"),
         (["--synthetic", "poisson", "--mixed", "1", "--preset", "x"], "no preset 'x'"),
         (["--synthetic", "poisson", "--mixed", "1", "--slo", "ttft=x"], "ttft: must be a number of seconds, got 'x'"),
         (["--synthetic", "poisson", "--mixed", "1", "--slo", "itl=1"], "no limit 'itl'"),
@@ -86,6 +82,22 @@ def test_faults_are_one_line(arguments: list[str], fault: str, capsys: pytest.Ca
     assert code == 2
     assert fault in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+def test_a_slow_worker_gets_the_same_work_and_takes_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    means = []
+    for slow in ([], ["--slow", "mixed-0=5"]):
+        assert main([*FAST, "--mixed", "1", *slow]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        means.append(next(line.split()[1:3] for line in lines if line.startswith("TPOT")))
+    assert means[0] != means[1]
+
+
+def test_a_simulated_run_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(tmp_path / "log")
+    assert main([*FAST, "--prefill", "2", "--decode", "1", "--record", log]) == 0
+    assert main(["replay", log]) == 0
+    assert "Equal: " in capsys.readouterr().out
 
 
 def test_an_engine_file_with_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
