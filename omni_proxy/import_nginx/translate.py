@@ -19,12 +19,12 @@ from omni_proxy.import_nginx.syntax import Directive, Parsed, host_port, paramet
 from omni_proxy.import_nginx.upstreams import Roles, Scope, Upstreams
 
 _BLOCKS: Final = frozenset({"http", "server", "location", "upstream"})
-_TLS_OUT: Final = frozenset(
+TLS_OUT: Final = frozenset(
     {"proxy_ssl_certificate", "proxy_ssl_certificate_key", "proxy_ssl_trusted_certificate"}
     | {"proxy_ssl_verify", "proxy_ssl_name"}
 )
-_TLS_IN: Final = frozenset({"ssl_certificate", "ssl_certificate_key", "ssl_client_certificate", "ssl_verify_client"})
-_SPOKEN_OF: Final = _BLOCKS | PROXIED.keys() | _TLS_OUT | _TLS_IN | {"include", "listen", "proxy_pass", "log_format"}
+TLS_IN: Final = frozenset({"ssl_certificate", "ssl_certificate_key", "ssl_client_certificate", "ssl_verify_client"})
+_SPOKEN_OF: Final = _BLOCKS | PROXIED.keys() | TLS_OUT | TLS_IN | {"include", "listen", "proxy_pass", "log_format"}
 """Directives whose fate is noted where they are used, or that have none."""
 _USUAL_PATHS: Final = frozenset({"/", "/v1", "/v1/"})
 
@@ -105,14 +105,14 @@ class _Translation:
         for key, directives in scope.items():
             if key in PROXIED:
                 PROXIED[key](self.draft, directives)
-            elif key in _TLS_OUT and scheme == "https":
+            elif key in TLS_OUT and scheme == "https":
                 self._notes.add(Fate.CARRIED, directives[-1], "")
 
     def _narrowed(self, scope: Scope, block: Directive) -> Scope:
         """The directives in force in a block, given those around it."""
         own: dict[str, list[Directive]] = {}
         for directive in block.block:
-            if directive.name in PROXIED or directive.name in _TLS_OUT or directive.name in _TLS_IN:
+            if directive.name in PROXIED or directive.name in TLS_OUT or directive.name in TLS_IN:
                 own.setdefault(directive.name, []).append(directive)
         return {**scope, **own}
 
@@ -169,7 +169,7 @@ class _Translation:
         for directive in block.block:
             if directive.name in ("location", "if"):
                 self._say_location(directive)
-            elif directive.name in _TLS_IN and not self._tls_in:
+            elif directive.name in TLS_IN and not self._tls_in:
                 self._notes.add(Fate.LOST, directive, "no address that was carried over listens with ssl")
             elif directive.name not in _SPOKEN_OF:
                 self._say_reason(directive)
