@@ -126,17 +126,21 @@ def moe_route(
     return result
 
 
-def _check_choice(op: str, x: Tensor, experts: int, ids: Tensor, weights: Tensor) -> None:
+def _check_choice(op: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
     rows = ids.dim() == 2 and ids.shape[0] == x.shape[0]
     _require(rows, op, "ids", f"must be [{x.shape[0]}, K]", ids.shape)
     same = weights.shape == ids.shape
     _require(same, op, "weights", f"must be {tuple(ids.shape)}", weights.shape)
     _require(weights.is_floating_point(), op, "weights", "must be floating", weights.dtype)
     _integers(op, "ids", ids)
+
+
+def _check_ids(op: str, experts: int, ids: Tensor) -> None:
+    """On the CPU only: asking a device would wait for it."""
     if ids.numel() and ids.device.type == "cpu":
-        low, high = torch.aminmax(ids)
-        inside = int(low) >= -1 and int(high) < experts
-        _require(inside, op, "ids", f"must be in -1..{experts - 1}", f"{int(low)}..{int(high)}")
+        low, high = (int(edge) for edge in torch.aminmax(ids))
+        inside = low >= -1 and high < experts
+        _require(inside, op, "ids", f"must be in -1..{experts - 1}", f"{low}..{high}")
 
 
 def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -152,7 +156,8 @@ def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, 
     _floats(name, "w13", w13, x)
     _floats(name, "w2", w2, x)
     _require(counts.shape == (experts,), name, "counts", f"must be [{experts}]", counts.shape)
-    _check_choice(name, x, experts, ids, weights)
+    _check_choice(name, x, ids, weights)
+    _check_ids(name, experts, ids)
     result: Tensor = _op(name, x, w13, w2, weights)(x, w13, w2, ids, weights, counts)
     return result
 
@@ -233,8 +238,15 @@ def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) 
     name, hidden = "packed_moe", experts.w13.k
     _require(x.dim() == 2 and x.shape[1] == hidden, name, "x", f"must be [T, {hidden}]", x.shape)
     _floats(name, "x", x)
-    _check_choice(name, x, experts.w13.count, ids, weights)
-    result: Tensor = _packed_op(name, experts.backend, x)(x, experts, ids, weights)
+    _check_choice(name, x, ids, weights)
+    run = _packed_op(name, experts.backend, x)
+    if experts.backend != "cpu":  # that one looks itself, on its way
+        _check_ids(name, experts.w13.count, ids)
+    try:
+        result: Tensor = run(x, experts, ids, weights)
+    except ValueError:
+        _check_ids(name, experts.w13.count, ids)
+        raise
     return result
 
 

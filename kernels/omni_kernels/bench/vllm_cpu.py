@@ -1,15 +1,33 @@
 """Runs in a venv that has vLLM for CPUs: times its fused expert kernel and prints {rows: seconds} as JSON.
 
 Argument: {"shape": [hidden, wide, experts, top_k, threads], "rows": [...]}. Standard output ends with the result.
+Loads vLLM's library of operators alone, so that nothing else of vLLM's needs to be there.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
+
+
+def load_operators() -> str:
+    """Load the library for this CPU and return the instruction set to ask it for."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise SystemExit("vllm is not installed here")
+    capability = torch.backends.cpu.get_cpu_capability()
+    tiles = torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
+    name = "_C" if tiles else "_C_AVX512" if capability == "AVX512" else "_C_AVX2"
+    library = Path(spec.origin).with_name(f"{name}.abi3.so")
+    load: Callable[[str], None] = torch.ops.load_library
+    load(str(library if library.exists() else library.with_name("_C.abi3.so")))
+    return "amx" if tiles else "vec"
 
 
 def main() -> None:
@@ -17,21 +35,22 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     hidden, wide, experts, top_k, threads = request["shape"]
     torch.set_num_threads(threads)
-    import vllm._custom_ops as ops  # type: ignore[import-not-found]  # its venv alone has it
-
-    isa = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
-    w13 = torch.randn(experts, 2 * wide, hidden, dtype=torch.bfloat16)
-    w2 = torch.randn(experts, hidden, wide, dtype=torch.bfloat16)
-    packed13, packed2 = (ops.cpu_prepack_moe_weight(w, isa) for w in (w13, w2))
+    isa = load_operators()
+    ops = torch.ops._C
+    packed = []
+    for shape in ((experts, 2 * wide, hidden), (experts, hidden, wide)):
+        weight = torch.randn(shape).to(torch.bfloat16)
+        packed.append(torch.empty_like(weight))
+        ops.prepack_moe_weight(weight, packed[-1], isa)
     result = {}
     for rows in request["rows"]:
-        x = torch.randn(rows, hidden, dtype=torch.bfloat16)
+        x = torch.randn(rows, hidden).to(torch.bfloat16)
         weights, ids = torch.randn(rows, experts).softmax(-1).topk(top_k)
-        ids = ids.to(torch.int32)
+        out, ids = torch.empty_like(x), ids.to(torch.int32)
         best = float("inf")
-        for _ in range(8):
+        for _ in range(12):
             start = time.perf_counter()
-            ops.cpu_fused_moe(x, packed13, packed2, None, None, weights, ids, "silu", isa)
+            ops.cpu_fused_moe(out, x, *packed, None, None, weights, ids, False, "silu", isa)
             best = min(best, time.perf_counter() - start)
         result[rows] = best
     sys.stdout.write(json.dumps(result) + "\n")
