@@ -139,7 +139,7 @@ async def nothing_is_held(rig: Rig) -> None:
 
 
 SHORT = Load(streams=150, seconds=5.0, tokens=30, tick_s=0.05, kill_every_s=0.5)
-LONG = Load(streams=2000, seconds=60.0, tokens=100, tick_s=0.25, kill_every_s=5.0)
+LONG = Load(streams=2000, seconds=60.0, tokens=40, tick_s=1.0, kill_every_s=5.0)
 
 
 def allow_files(count: int) -> None:
