@@ -101,6 +101,7 @@ class Engine:
     def submit(self, job: Job, now: float) -> Notices:
         """Take a job in; it is looked at when the step under way ends."""
         assert self.can_ever_hold(job), f"{job.rid} can never fit"
+        job.where = Where.WAITING
         self._waiting.append(job)
         return self._changed(now)
 
@@ -132,6 +133,9 @@ class Engine:
         """Forget a job in whatever state it is; nothing more is told of it."""
         match job.where:
             case Where.GONE:
+                return []
+            case Where.NEW:
+                job.where = Where.GONE
                 return []
             case Where.WAITING:
                 self._waiting.remove(job)

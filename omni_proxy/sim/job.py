@@ -8,6 +8,8 @@ from enum import Enum, auto
 class Where(Enum):
     """Where in its engine a job is."""
 
+    NEW = auto()
+    """On its way to its engine."""
     WAITING = auto()
     PREFILLING = auto()
     PULLING = auto()
@@ -68,7 +70,7 @@ class Job:
         """A D leg whose KV is still elsewhere."""
         self.tag = tag
         """Whatever its owner wants to find again."""
-        self.where = Where.WAITING
+        self.where = Where.NEW
         self.target = prompt_tokens
         """Tokens of context to be here before the next token can be made."""
         self.computed = 0

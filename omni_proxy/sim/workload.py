@@ -60,6 +60,6 @@ class Workload:
         return self if count is None else replace(self, requests=self.requests[:count])
 
     def stretched(self, factor: float) -> Workload:
-        """The same requests with all instants times `factor`; lengths and order stay."""
-        moved = tuple(replace(r, arrival_s=r.arrival_s * factor) for r in self.requests)
+        """The same requests with arrivals times `factor`. What people take to think between turns stays."""
+        moved = tuple(r if r.after is not None else replace(r, arrival_s=r.arrival_s * factor) for r in self.requests)
         return replace(self, requests=moved)

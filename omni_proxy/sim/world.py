@@ -339,6 +339,8 @@ class World:
         self._at(free + model.link_s, partial(self._pulled, leg, source))
 
     def _pulled(self, leg: _Leg, source: _Leg, now: float) -> None:
+        if leg.lease not in self._legs:
+            return  # aborted; P keeps its KV for another D, or until the request ends
         if self._held.get(leg.lease.rid) is source:
             del self._held[leg.lease.rid]
         self._release(source, now)

@@ -154,6 +154,13 @@ def test_load_is_what_was_asked_for(basis: LoadBasis) -> None:
     assert offered_load(workload, workers, LoadBasis.SHARED) <= offered_load(workload, workers, LoadBasis.COLD)
 
 
+def test_denser_sessions_think_as_long() -> None:
+    workload = parse_synthetic("turns,requests=50", 1)
+    for before, after in zip(workload.requests, workload.stretched(0.5).requests, strict=True):
+        factor = 1.0 if before.after is not None else 0.5
+        assert after.arrival_s == before.arrival_s * factor
+
+
 def test_load_of_one_instant_is_refused() -> None:
     workload = parse_synthetic("poisson,requests=1", 1)
     with pytest.raises(ConfigError, match="all arrive at once"):
