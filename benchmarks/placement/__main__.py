@@ -44,7 +44,20 @@ def static_table(title: str, rows: Iterable[static.Row]) -> list[dict[str, objec
         )
         kept.append(asdict(row))
     print("(last number of a form: most experts on a rank, all layers together)")
+    next_table(kept)
     return kept
+
+
+def next_table(kept: list[dict[str, object]]) -> None:
+    """The same placements in the window after the one they were made for."""
+    names = [f"{memory.value} {split.value}" for split, memory in static.FORMS]
+    print("\nThe same in the NEXT window under slow drift, placed for a forecast: max/mean, mean over layers")
+    print("ranks extra  zipf published " + " ".join(f"{name:>18}" for name in names))
+    for row in kept:
+        ours = row["next_ours"]
+        assert isinstance(ours, dict)
+        cells = " ".join(f"{ours[name]:18.3f}" for name in names)
+        print(f"{row['ranks']:5d} {row['redundancy']:5d} {row['exponent']:5.1f} {row['next_public']:9.3f} {cells}")
 
 
 def redundancy_table(layers: int) -> list[dict[str, object]]:

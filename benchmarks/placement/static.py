@@ -1,4 +1,4 @@
-"""One window, many cluster shapes: the published algorithm, ours in four forms, and the lower bound."""
+"""Many cluster shapes: the published algorithm, ours in four forms, the lower bound; fitted and in the next window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.placement.loads import LAYERS, zipf_loads
+import numpy as np
+
+from benchmarks.placement.loads import LAYERS, SLOW, windows, zipf_loads
+from omni_proxy.workers.engine.placement.forecast import Forecast, deviation
 from omni_proxy.workers.engine.placement.loads import Loads
 from omni_proxy.workers.engine.placement.place import Memory, Options, place
 from omni_proxy.workers.engine.placement.plan import Placement, contiguous
@@ -17,12 +20,16 @@ from omni_proxy.workers.engine.placement.topology import Topology
 
 SHAPES = ((32, 32), (64, 64), (144, 32), (144, 176), (288, 32), (288, 320))
 EXPONENTS = (0.3, 0.5, 0.8)
+WINDOWS = 8  # from which the next one is forecast
 FORMS = tuple((split, memory) for memory in Memory for split in Split)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Means over layers of max/mean; `ours` and `cpu_s` by form name, bounds for fixed and pooled memory."""
+    """Means over layers of max/mean; by form name where there are several; bounds for fixed and pooled memory.
+
+    `next_` figures: placed for the forecast from windows that drift slowly, scored on the window that follows.
+    """
 
     ranks: int
     redundancy: int
@@ -33,6 +40,8 @@ class Row:
     bound: float
     pooled_bound: float
     ours: dict[str, float]
+    next_public: float
+    next_ours: dict[str, float]
     cpu_s: dict[str, float]
     most_held: dict[str, int]
 
@@ -66,6 +75,7 @@ def measure(topology: Topology, redundancy: int, exponent: float, layers: int) -
         held[name] = int(placement.slots_used().max())
         bounds[memory] = float(bound_of(placement, loads).mean()) if split is Split.EVEN else bounds[memory]
     public = public_placement(loads, topology, redundancy)
+    next_public, next_ours = _next_window(topology, redundancy, exponent, layers)
     return Row(
         topology.ranks,
         redundancy,
@@ -76,9 +86,24 @@ def measure(topology: Topology, redundancy: int, exponent: float, layers: int) -
         bounds[Memory.FIXED],
         bounds[Memory.POOLED],
         quality,
+        next_public,
+        next_ours,
         cpu_s,
         held,
     )
+
+
+def _next_window(topology: Topology, redundancy: int, exponent: float, layers: int) -> tuple[float, dict[str, float]]:
+    past = np.stack(list(windows(SLOW, exponent, WINDOWS + 1, layers)))
+    coming, past = past[-1], past[:-1]
+    forecast = Forecast()
+    for window in past:
+        expected = forecast.observe(window)
+    ours = {}
+    for split, memory in FORMS:
+        placement = place(expected, topology, Options(redundancy, split, memory, deviation(past)))
+        ours[f"{memory.value} {split.value}"] = _mean(placement, coming)
+    return _mean(public_placement(expected, topology, redundancy), coming), ours
 
 
 def _mean(placement: Placement, loads: Loads) -> float:

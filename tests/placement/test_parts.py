@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from omni_proxy.workers.engine.placement.bounds import lower_bound
 from omni_proxy.workers.engine.placement.budget import divide, hull
-from omni_proxy.workers.engine.placement.controller import Controller, ControllerOptions, Forecast
+from omni_proxy.workers.engine.placement.controller import Controller, ControllerOptions
 from omni_proxy.workers.engine.placement.copies import replicate
 from omni_proxy.workers.engine.placement.draft import scaled
 from omni_proxy.workers.engine.placement.errors import Fault, PlacementError
+from omni_proxy.workers.engine.placement.forecast import Forecast, deviation
 from omni_proxy.workers.engine.placement.match import Kind, moves_between
 from omni_proxy.workers.engine.placement.moves import MoveOptions, improved, reshared
 from omni_proxy.workers.engine.placement.packing import pack
@@ -146,6 +147,13 @@ def test_forecast_keeps_a_layer_without_tokens() -> None:
     forecast = Forecast((0.0,))
     forecast.observe(np.array([[3.0, 1.0], [1.0, 1.0]]))
     assert forecast.observe(np.array([[0.0, 0.0], [1.0, 3.0]])).tolist() == [[0.75, 0.25], [0.25, 0.75]]
+
+
+def test_deviation_is_that_of_the_noise() -> None:
+    chance = np.random.default_rng(0)
+    windows = np.exp(0.1 * chance.normal(size=(12, 4, 200)))
+    assert deviation(windows) == pytest.approx(0.1, rel=0.25)  # the forecast is off by a little as well
+    assert deviation(windows[:1]) == 0.0
 
 
 def test_controller_moves_every_interval_and_reshares_between() -> None:

@@ -80,7 +80,7 @@ def test_small_moves_stay_small_and_never_make_it_worse(
     topology = Topology(topology.ranks)
     placement = place(loads, topology, options)
     drifted = loads * np.exp(0.5 * np.random.default_rng(seed).normal(size=loads.shape))
-    kept = reshared(placement, drifted, options.split)
+    kept = reshared(placement, drifted, options.split, MoveOptions().spread)
     after = improved(placement, drifted, MoveOptions(most, options.split))
     assert (copied_experts(placement, after) <= 2 * most).all()
     assert (imbalance(after, drifted) <= imbalance(kept, drifted) * (1 + ROUNDING)).all()

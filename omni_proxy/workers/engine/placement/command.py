@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from omni_proxy.workers.engine.placement.controller import Forecast
 from omni_proxy.workers.engine.placement.errors import Fault, PlacementError
+from omni_proxy.workers.engine.placement.forecast import Forecast, deviation
 from omni_proxy.workers.engine.placement.loads import Loads, read_windows
 from omni_proxy.workers.engine.placement.match import renamed_alike
 from omni_proxy.workers.engine.placement.moves import MoveOptions, improved
@@ -46,7 +46,7 @@ def run_place(options: PlaceOptions, say: Callable[[str], None]) -> int:
     windows = read_windows(options.loads, options.layers)
     fitted, judged = _fitted(windows)
     before = _start(options, fitted)
-    after = _placed(options, fitted, before)
+    after = _placed(options, fitted, before, deviation(windows[:-1]))
     comparison = Comparison(judged, before, after, len(windows) > 1, options.start is not None, options.expert_bytes)
     say(table(comparison))
     if options.out is not None:
@@ -85,14 +85,14 @@ def _start(options: PlaceOptions, loads: Loads) -> Placement:
     return placement
 
 
-def _placed(options: PlaceOptions, loads: Loads, before: Placement) -> Placement:
+def _placed(options: PlaceOptions, loads: Loads, before: Placement, noise: float) -> Placement:
     topology = Topology(options.ranks, options.nodes, options.groups)
     if options.max_moves is not None:
         return _moved(options, loads, before)
     redundancy = options.redundancy or 0
     if options.slots is not None:
         redundancy = redundancy_of(options.slots, options.ranks, loads.shape[1])
-    after = place(loads, topology, Options(redundancy, Split(options.split), Memory(options.memory)))
+    after = place(loads, topology, Options(redundancy, Split(options.split), Memory(options.memory), noise))
     return after if options.start is None else renamed_alike(before, after)
 
 

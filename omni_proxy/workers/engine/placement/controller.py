@@ -6,51 +6,15 @@ Pure: windows in, placements out. Counting tokens, copying weights and switching
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from omni_proxy.workers.engine.placement.errors import Fault, PlacementError
+from omni_proxy.workers.engine.placement.forecast import MEMORIES, Forecast
 from omni_proxy.workers.engine.placement.loads import Loads, checked
 from omni_proxy.workers.engine.placement.match import Move, moves_between
 from omni_proxy.workers.engine.placement.moves import MoveOptions, improved, reshared
 from omni_proxy.workers.engine.placement.plan import Placement
-
-MEMORIES: Final = (0.0, 0.3, 0.6)
-ERROR_MEMORY: Final = 0.9  # weight of past errors when the forecasts are compared
-
-
-class Forecast:
-    """Exponential averages of windows, each as shares of its layer; the one that has predicted best so far is used.
-
-    `memories` are weights of the past, 0 (the last window alone) to below 1: a long one suits noisy loads, a short one
-    loads that wander. A layer that had no tokens in a window keeps its forecasts.
-    """
-
-    def __init__(self, memories: tuple[float, ...] = MEMORIES) -> None:
-        if not memories or not all(0 <= memory < 1 for memory in memories):
-            raise PlacementError(Fault.BAD_OPTION, f"forecast memories must be from 0 to below 1, got {memories}")
-        self._memories = memories
-        self._errors = [0.0] * len(memories)
-        self._expected: list[Loads] = []
-
-    def observe(self, window: Loads) -> Loads:
-        """Take in a window of token counts [layers, experts]; return the expected shares of the next one."""
-        window = np.asarray(window, dtype=np.float64)
-        totals = window.sum(axis=1, keepdims=True)
-        shares = np.divide(window, totals, out=np.full_like(window, 1.0 / window.shape[1]), where=totals > 0)
-        if not self._expected:
-            self._expected = [shares] * len(self._memories)
-        else:
-            self._learn(shares, totals > 0)
-        return self._expected[self._errors.index(min(self._errors))]
-
-    def _learn(self, shares: Loads, seen: NDArray[np.bool_]) -> None:
-        for nth, (memory, expected) in enumerate(zip(self._memories, self._expected, strict=True)):
-            error = float((np.abs(shares - expected) * seen).sum())
-            self._errors[nth] = ERROR_MEMORY * self._errors[nth] + error
-            self._expected[nth] = np.where(seen, memory * expected + (1 - memory) * shares, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +56,9 @@ class Controller:
             return Step(self.placement, ())
         expected = checked(self._forecast.observe(window))
         self._windows += 1
-        before, split = self.placement, self._options.moves.split
+        before, moves = self.placement, self._options.moves
         if self._windows % self._options.interval:
-            self.placement = reshared(before, expected, split)
+            self.placement = reshared(before, expected, moves.split, moves.spread)
         else:
-            self.placement = improved(before, expected, self._options.moves)
+            self.placement = improved(before, expected, moves)
         return Step(self.placement, tuple(moves_between(before, self.placement)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,7 @@ class MoveOptions:
 
     It is expert_bytes / bandwidth / time per window; `horizon` is for how many windows a move will pay. `fill_empty`
     lets moves use empty slots: right when every rank has memory for all its slots in every layer, wrong when memory is
-    pooled over layers.
+    pooled over layers. `spread` is that of `shares.level`.
     """
 
     most_per_layer: int = 4
@@ -46,16 +47,17 @@ class MoveOptions:
     copy_cost: float = 0.0
     horizon: float = 2.0
     fill_empty: bool = False
+    spread: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.most_per_layer < 0 or self.copy_cost < 0 or self.horizon < 0:
-            raise PlacementError(Fault.BAD_OPTION, "moves, copy cost and horizon must not be negative")
+        if min(self.most_per_layer, self.copy_cost, self.horizon, self.spread) < 0:
+            raise PlacementError(Fault.BAD_OPTION, "moves, copy cost, horizon and spread must not be negative")
 
 
-def reshared(placement: Placement, loads: Loads, split: Split = Split.PROPORTIONAL) -> Placement:
+def reshared(placement: Placement, loads: Loads, split: Split = Split.PROPORTIONAL, spread: float = 0.0) -> Placement:
     """The same replicas with the split that suits `loads`; no weights move."""
     draft = _draft(placement, loads)
-    _settle(draft, split)
+    _settle(draft, split, spread)
     return Placement(placement.experts, placement.slots.copy(), shares_of(draft), placement.nodes)
 
 
@@ -64,7 +66,7 @@ def improved(placement: Placement, loads: Loads, options: MoveOptions) -> Placem
     if placement.nodes > 1:
         raise PlacementError(Fault.BAD_OPTION, "small moves keep no groups on their nodes: place anew, or use one node")
     draft = _draft(placement, loads)
-    _settle(draft, options.split)
+    _settle(draft, options.split, options.spread)
     stages = [_snapshot(draft)]
     rows = np.arange(len(draft.load))
     for _ in range(options.most_per_layer):
@@ -82,11 +84,11 @@ def _draft(placement: Placement, loads: Loads) -> Draft:
     return drafted(scaled(loads, placement.ranks), placement.slots, placement.shares)
 
 
-def _settle(draft: Draft, split: Split) -> None:
+def _settle(draft: Draft, split: Split, spread: float) -> None:
     if split is Split.EVEN:
         split_evenly(draft)
     else:
-        level(draft, SWEEPS)
+        level(draft, SWEEPS, spread)
 
 
 def _snapshot(draft: Draft) -> Draft:
@@ -120,7 +122,7 @@ def _step(draft: Draft, rows: Ints, options: MoveOptions) -> Ints:
     before = _steepness(part.load)
     where = sites(part)
     top = part.load.argmax(axis=1)
-    fill = water if options.split is Split.PROPORTIONAL else even
+    fill = partial(water, spread=options.spread) if options.split is Split.PROPORTIONAL else even
     adds, chosen = _add_falls(part, where, top, fill, options.fill_empty)
     swaps = _swap_falls(part, top, options.fill_empty)
     flat_adds, flat_swaps = adds.reshape(len(rows), -1), swaps.reshape(len(rows), -1)
@@ -130,7 +132,7 @@ def _step(draft: Draft, rows: Ints, options: MoveOptions) -> Ints:
     possible = np.maximum(flat_adds[at, add], flat_swaps[at, swap]) > LEAST_FALL
     _make_adds(part, at[adding & possible], top, add, chosen)
     _make_swaps(part, at[~adding & possible], top, swap)
-    _settle(part, options.split)
+    _settle(part, options.split, options.spread)
     good = np.flatnonzero(possible & (_steepness(part.load) < before - LEAST_FALL))
     draft.put(rows[good], part, good)
     return rows[good]

@@ -27,6 +27,7 @@ NEAR: Final = 1.001  # of the lower bound: closer than this is lost in the next 
 FAR: Final = 1.003  # of the lower bound: rows above it are searched anew for copies and packing together
 ROUNDS: Final = 300
 LEVEL_ROUNDS: Final = 3
+WORST: Final = 2.5  # deviations by which the unluckiest of some hundred ranks exceeds its expected load
 LEVEL_SWEEPS: Final = 4
 
 
@@ -39,15 +40,22 @@ class Memory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`redundancy` is extra replicas per layer, all ranks together (the mean over layers when memory is pooled)."""
+    """`redundancy` is extra replicas per layer, all ranks together (the mean over layers when memory is pooled).
+
+    `noise` is the relative deviation of an expert's load from one window to the next (see `forecast.deviation`). With
+    it a placement is chosen that keeps its balance: many small replicas on a rank vary less than a few large ones.
+    """
 
     redundancy: int
     split: Split = Split.EVEN
     memory: Memory = Memory.FIXED
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if self.redundancy < 0:
             raise PlacementError(Fault.TOO_FEW_SLOTS, f"redundancy {self.redundancy} leaves fewer slots than experts")
+        if not 0 <= self.noise < 10:
+            raise PlacementError(Fault.BAD_OPTION, f"noise must be from 0 to below 10, got {self.noise}")
 
 
 def redundancy_of(slots_per_rank: int, ranks: int, experts: int) -> int:
@@ -95,11 +103,11 @@ def solve(weights: Floats, topology: Topology, options: Options) -> Draft:
     if options.memory is Memory.FIXED:
         replication = replicate(weights, extras, ranks)
         every = np.full(len(weights), extras, np.int64)
-        return _pack_well(weights, replication, every, ranks, slots, options.split)
+        return _pack_well(weights, replication, every, ranks, slots, options)
     most = min(slots + 1, weights.shape[1])
     replication = replicate(weights, min(most * ranks, ranks * weights.shape[1]) - weights.shape[1], ranks)
     shared = _shared_out(replication, extras, topology.nodes)
-    draft = _pack_well(weights, replication, shared, ranks, most, options.split, pooled=True)
+    draft = _pack_well(weights, replication, shared, ranks, most, options, pooled=True)
     for node in range(topology.nodes):
         rows = np.arange(node, len(weights), topology.nodes)
         part = draft.take(rows)
@@ -125,16 +133,16 @@ def _pack_well(
     extras: Ints,
     ranks: int,
     slots: int,
-    split: Split,
+    options: Options,
     pooled: bool = False,
 ) -> Draft:
     bound = lower_bound(weights, ranks, extras, None if pooled else slots)
     draft = pack(weights, replication.copies(extras), ranks, slots)
     refine(draft, bound * NEAR, ROUNDS)
-    if split is Split.EVEN:
+    if options.split is Split.EVEN:
         return draft
     if pooled or slots == PAIR:
-        _search_anew(draft, extras, bound, pooled)
+        _search_anew(draft, extras, bound, pooled, options.noise)
     for _ in range(LEVEL_ROUNDS):
         level(draft, LEVEL_SWEEPS)
         refine(draft, bound * NEAR, ROUNDS // 10)
@@ -142,7 +150,7 @@ def _pack_well(
     return draft
 
 
-def _search_anew(draft: Draft, extras: Ints, bound: Floats, pooled: bool) -> None:
+def _search_anew(draft: Draft, extras: Ints, bound: Floats, pooled: bool, noise: float) -> None:
     """Search copies and packing together for the rows that are far from their bound; keep what is better."""
     peaks = draft.peaks()
     _, ranks, slots = draft.slots.shape
@@ -152,8 +160,15 @@ def _search_anew(draft: Draft, extras: Ints, bound: Floats, pooled: bool) -> Non
             better = cut_and_packed(weights, ranks, extra, slots, float(bound[row]), peak)
         else:
             better = paired(weights, ranks, extra, peak)
-        if better is not None:
-            draft.put(np.array([row]), better, np.array([0]))
+        mine = np.array([row])
+        if better is not None and _risk(better, noise)[0] < _risk(draft.take(mine), noise)[0]:
+            draft.put(mine, better, np.array([0]))
+
+
+def _risk(draft: Draft, noise: float) -> Floats:
+    """What the largest rank load of each row may come to when experts' loads vary independently by `noise`."""
+    spread = np.sqrt((draft.amount**2).sum(axis=2))
+    return np.asarray((draft.load + WORST * noise * spread).max(axis=1), dtype=np.float64)
 
 
 def assemble(draft: Draft, members: Ints, nodes: int) -> Placement:

@@ -56,8 +56,12 @@ def split_evenly(draft: Draft) -> None:
     draft.load[:] = draft.amount.sum(axis=2)
 
 
-def level(draft: Draft, sweeps: int) -> None:
-    """Water-fill each replicated expert over its ranks in turn, the most copied first, for at most `sweeps` sweeps."""
+def level(draft: Draft, sweeps: int, spread: float = 0.0) -> None:
+    """Water-fill each replicated expert over its ranks in turn, the most copied first, for at most `sweeps` sweeps.
+
+    `spread` adds that part of the squared amounts to the squared rank loads: it trades a little balance now for
+    replicas of like size, which vary less in the next window.
+    """
     where = sites(draft)
     _fill_singles(draft, where)
     order = np.argsort(-where.copies, axis=1, kind="stable")
@@ -68,7 +72,7 @@ def level(draft: Draft, sweeps: int) -> None:
         for nth in range(replicated):
             experts = order[:, nth]
             width = int(where.copies[rows, experts].max())
-            _level_one(draft, rows, where.flat[rows, experts, :width], draft.weights[rows, experts])
+            _level_one(draft, rows, where.flat[rows, experts, :width], draft.weights[rows, experts], spread)
         if np.abs(draft.load - before).max() < SETTLED:
             return
 
@@ -81,28 +85,32 @@ def _fill_singles(draft: Draft, where: Sites) -> None:
     draft.load[:] = draft.amount.sum(axis=2)
 
 
-def _level_one(draft: Draft, rows: Ints, places: Ints, total: Floats) -> None:
+def _level_one(draft: Draft, rows: Ints, places: Ints, total: Floats, spread: float) -> None:
     ranks, slots = draft.slots.shape[1:]
     amount = draft.amount.reshape(len(rows), ranks * slots)
     real = places >= 0
     rank = places // slots
     row = rows[:, None]
     old = np.where(real, amount[row, places], 0.0)
-    new = water(np.where(real, draft.load[row, rank] - old, np.inf), total)
+    new = water(np.where(real, draft.load[row, rank] - old, np.inf), total, spread)
     which = np.nonzero(real)
     amount[which[0], places[real]] = new[real]
     draft.load[which[0], rank[real]] += (new - old)[real]
 
 
-def water(base: Floats, total: Floats) -> Floats:
-    """Pour `total` [...] onto `base` [..., n] so that the wet places stand level; a place at infinity stays dry."""
+def water(base: Floats, total: Floats, spread: float = 0.0) -> Floats:
+    """Pour `total` [...] onto `base` [..., n] so that the wet places stand level; a place at infinity stays dry.
+
+    With `spread` s they stand level when each depth counts 1 + s times.
+    """
+    total = total * (1 + spread)
     heights = np.sort(base, axis=-1)
     finite = np.isfinite(heights)
     below = np.cumsum(np.where(finite, heights, 0.0), axis=-1)
     levels = (total[..., None] + below) / np.arange(1, base.shape[-1] + 1)
     wet = np.maximum((finite & (heights < levels)).sum(axis=-1), 1)
     surface = np.take_along_axis(levels, wet[..., None] - 1, axis=-1)
-    depth: Floats = np.maximum(surface - base, 0.0)
+    depth: Floats = np.maximum(surface - base, 0.0) / (1 + spread)
     return depth
 
 
