@@ -90,6 +90,10 @@ class Launcher:
         await asyncio.gather(*[_end(process, self._term_limit_s) for process in self._processes.values()])
         self._processes.clear()
 
+    def allow(self, term_limit_s: float) -> None:
+        """From now on, give processes this long from SIGTERM to SIGKILL."""
+        self._term_limit_s = term_limit_s
+
     def signal(self, number: int, serving_only: bool = False) -> None:
         """Send a signal to every process that runs, or only to those that have said that they serve."""
         for name, process in self._processes.items():

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omni_proxy.api.serving import listening_socket, on_signals, stop_signals
@@ -51,12 +51,13 @@ class _Reloading:
         self.run_dir = run_dir
         self._listen = listen
 
-    def apply(self, config: Config | None, launchers: Sequence[Launcher]) -> None:
+    def apply(self, config: Config | None, scheduler: Launcher, fronts: Launcher) -> None:
         """Leave it where they look, and tell those that serve; the others look there when they start."""
         self.run_dir.write_reloads(self.reloads.generation, self.reloads.failed)
         if config is not None:
             self.run_dir.write_config(config.model_copy(update={"listen": self._listen}))
-        for launcher in launchers:
+            fronts.allow(config.timeouts.drain_s + MARGIN_S)
+        for launcher in (scheduler, fronts):
             launcher.signal(signal.SIGHUP, serving_only=True)
 
     def serves(self, pid: int) -> None:
@@ -80,7 +81,7 @@ async def _run(
         signal.SIGUSR1: lambda: fronts.signal(signal.SIGUSR1, serving_only=True),
     }
     with on_signals(handlers):
-        reloads = reload_whenever(asked, reloading.reloads, lambda new: reloading.apply(new, (scheduler, fronts)))
+        reloads = reload_whenever(asked, reloading.reloads, lambda new: reloading.apply(new, scheduler, fronts))
         following = asyncio.create_task(reloads, name="reloads")
         try:
             await _keep_running(scheduler, fronts, stop, force)
