@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,15 @@ def test_percentiles_are_values_of_the_run() -> None:
     assert found is not None
     assert (found.mean, found.p50, found.max, found.count) == (2.0, 2.0, 3.0, 3)
     assert spread([]) is None
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough() -> None:
+    command = [sys.executable, "-m", "omni_proxy", *FAST, "--mixed", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == ""
+    assert process.returncode == 141
