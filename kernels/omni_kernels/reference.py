@@ -73,7 +73,7 @@ def moe_route(
     scores = wide.softmax(-1) if scoring == "softmax" else wide.sigmoid()
     choice = scores if bias is None else scores + bias
     if per_group:
-        offset = torch.arange(0, experts, experts // groups).unsqueeze(1)
+        offset = torch.arange(0, experts, experts // groups, device=logits.device).unsqueeze(1)
         best = choice.view(rows, groups, -1).topk(top_k // groups, -1).indices
         ids = (best + offset).view(rows, top_k)
     else:
@@ -233,14 +233,14 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
     vocab = probs.shape[1]
     largest, order = torch.sort(probs, stable=True, dim=-1, descending=True)
     wanted = torch.where(top_k > 0, top_k, vocab).unsqueeze(1)
-    largest = largest.masked_fill(torch.arange(vocab) >= wanted, 0.0)
+    largest = largest.masked_fill(torch.arange(vocab, device=logits.device) >= wanted, 0.0)
     before = largest.cumsum(-1) - largest
     enough = (before >= top_p.double().unsqueeze(1) * largest.sum(-1, keepdim=True)) & (top_p < 1).unsqueeze(1)
     enough[:, 0] = False
     cut = torch.empty_like(probs).scatter_(-1, order, largest.masked_fill(enough, 0.0))
     total = cut.cumsum(-1)
     picks = torch.searchsorted(total, uniform.double().unsqueeze(1) * total[:, -1:], right=True)
-    last = (cut > 0).long().mul_(torch.arange(1, vocab + 1)).argmax(-1, keepdim=True)
+    last = (cut > 0).long().mul_(torch.arange(1, vocab + 1, device=logits.device)).argmax(-1, keepdim=True)
     return torch.where(hot, torch.minimum(picks, last)[:, 0], greedy)
 
 

@@ -10,7 +10,7 @@ import torch
 import omni_kernels as ops
 from omni_kernels import registry
 
-ON_DEMAND = ("asan", "ascend")
+ON_DEMAND = ("asan", "ascend", "cross")
 """Marks of tests that run only where `-m` names them."""
 
 

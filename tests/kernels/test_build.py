@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,16 @@ def test_no_memory_fault_under_address_sanitizer(tmp_path: Path) -> None:
         env={"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PATH": "/usr/bin:/bin"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.cross
+@pytest.mark.timeout(600)
+def test_the_sources_compile_for_arm_to_fused_multiply_adds(tmp_path: Path) -> None:
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    dump = shutil.which("aarch64-linux-gnu-objdump")
+    if compiler is None or dump is None:
+        pytest.skip("no compiler for Arm (Debian: g++-aarch64-linux-gnu)")
+    target = tmp_path / "arm.so"
+    build.compile_library(target, compiler=compiler)
+    code = subprocess.run([dump, "-d", str(target)], capture_output=True, text=True, check=True).stdout
+    assert sum("fmla" in line and ".4s" in line for line in code.splitlines()) > 100
