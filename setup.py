@@ -22,13 +22,16 @@ COMPILED = (
     "omni_proxy/driver.py",
     "omni_proxy/lifecycle/*.py",
     "omni_proxy/scheduler/*.py",
+    "omni_proxy/observe/tallies.py",
     "omni_proxy/observe/timelines.py",
     "omni_proxy/workers/http.py",
     "omni_proxy/workers/upstream.py",
     "omni_proxy/api/edge.py",
     "omni_proxy/api/exchange.py",
+    "omni_proxy/api/hot.py",
     "omni_proxy/api/http_out.py",
     "omni_proxy/api/legs.py",
+    "omni_proxy/api/sse.py",
 )
 """The hot path. Structs, pydantic models and subclasses of foreign classes do not compile: they live elsewhere."""
 

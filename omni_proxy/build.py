@@ -30,6 +30,7 @@ from omni_proxy.messages import Close, Event, RequestRecord
 from omni_proxy.observe.access_log import AccessLog, Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
+from omni_proxy.observe.tallies import Tallies
 from omni_proxy.observe.timelines import Timelines
 from omni_proxy.prompts.chat_template import ChatTemplateError
 from omni_proxy.prompts.text_tokenizer import TokenizerError
@@ -74,10 +75,11 @@ class Scheduling:
         self._leaving: set[asyncio.Task[None]] = set()
         self.core = core = Core(core_settings(config))
         self.timelines = Timelines(config.timelines)
-        self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count))
+        self.tallies = Tallies()
+        self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count), self.tallies)
         self.kv_events = KvEvents(self._post) if core.caches is not None else None
         self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
-        self.driver = Driver(core, [self.metrics, self.timelines, self.prefixes])
+        self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes])
         self.membership = Membership(self.driver.post, config.health)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
@@ -223,7 +225,7 @@ class Gateway:
         self._config = config
         self.scheduling = scheduling = Scheduling(config)
         post = scheduling.driver.post
-        self.front = Front(config, post, scheduling.app, scheduling.metrics.rejected_at_edge)
+        self.front = Front(config, post, scheduling.app, scheduling.tallies.rejected_at_edge)
         scheduling.driver.connect(self.front.edge.perform)
         scheduling.membership.on_change(self.front.upstreams.set)
 
@@ -242,7 +244,7 @@ class Gateway:
         """Use what the config file says whenever somebody asks; runs until cancelled."""
 
         def apply(config: Config | None) -> None:
-            self.scheduling.metrics.config_reloaded(reloads.generation, reloads.failed)
+            self.scheduling.tallies.config_reloaded(reloads.generation, reloads.failed)
             if config is not None:
                 self.front.configure(config)
                 self.scheduling.configure(config)

@@ -15,7 +15,8 @@ import msgspec
 
 from omni_proxy.api.exchange import Answer, Exchange
 from omni_proxy.api.http_out import passed_on
-from omni_proxy.api.sse import StreamScan, WithUsage, read_usage, splice
+from omni_proxy.api.shapes import WITH_USAGE
+from omni_proxy.api.sse import StreamScan, read_usage, splice
 from omni_proxy.messages import (
     DecodeDone,
     Event,
@@ -40,7 +41,6 @@ MAX_ANSWER_BYTES: Final = 256 << 20
 """Largest unstreamed answer that is held in memory."""
 HOLD_BYTES: Final = 64 << 10
 """How much of an answer that may not go out yet is held in memory before the worker has to wait."""
-_ANSWER = msgspec.json.Decoder(WithUsage)
 _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -292,7 +292,7 @@ class DecodeLeg(Leg):
     def _end_object(self) -> None:
         body = self._body_bytes()
         try:
-            raw = _ANSWER.decode(body).usage
+            raw = WITH_USAGE.decode(body).usage
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             self._garbage("not a JSON answer")
             return

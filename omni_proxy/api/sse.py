@@ -10,9 +10,10 @@ import re
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from omni_proxy.call import Fields, encode_fields
+from omni_proxy.api.shapes import COUNT, DETAILS, ERROR, ERROR_CODE, EVENT, STATUS, USAGE, WITH_USAGE, Choice
+from omni_proxy.call import encode_fields
 from omni_proxy.messages import Usage
 
 MAX_EVENT_BYTES: Final = 4 << 20
@@ -26,37 +27,6 @@ _ERROR_MARK: Final = b'"error"'
 _DONE: Final = b"[DONE]"
 _NOTHING: Final = frozenset({b'""', b"null", b"[]", b"{}"})
 """Values of a delta's field that say nothing."""
-
-
-class _Choice(Struct):
-    text: str | None = None
-    delta: dict[str, Raw] | None = None
-
-
-class _Event(Struct):
-    choices: list[_Choice] = []
-
-
-class _ErrorCode(Struct):
-    code: Raw = Raw(b"null")
-
-
-class _Error(Struct):
-    error: Raw = Raw(b"null")
-
-
-class WithUsage(Struct):
-    """An answer or a chunk, as far as usage is concerned."""
-
-    usage: Raw = Raw(b"null")
-    choices: Raw = Raw(b"null")
-
-
-_EVENT = msgspec.json.Decoder(_Event)
-_ERROR = msgspec.json.Decoder(_Error)
-_ERROR_CODE = msgspec.json.Decoder(_ErrorCode)
-_STATUS = msgspec.json.Decoder(int)
-_WITH_USAGE = msgspec.json.Decoder(WithUsage)
 
 
 class StreamScan:
@@ -137,7 +107,7 @@ class StreamScan:
         self.opening = self.opening and bool(found)
         for payload in found:
             try:
-                event = _EVENT.decode(payload)
+                event = EVENT.decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 self.opening = False
                 continue
@@ -150,7 +120,7 @@ class StreamScan:
     def _look_for_error(self, data: bytes) -> None:
         for payload in payloads(data):
             try:
-                error = bytes(_ERROR.decode(payload).error)
+                error = bytes(ERROR.decode(payload).error)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             if error != b"null":
@@ -171,7 +141,7 @@ class StreamScan:
         if len(found) != 1:
             return event
         try:
-            fields = _WITH_USAGE.decode(found[0])
+            fields = WITH_USAGE.decode(found[0])
             if bytes(fields.usage) == b"null":
                 return event
             self.usage, patched = read_usage(fields.usage, self.cached_tokens)
@@ -187,7 +157,7 @@ def payloads(data: bytes) -> list[bytes]:
     return _DATA.findall(data)
 
 
-def _has_content(choice: _Choice) -> bool:
+def _has_content(choice: Choice) -> bool:
     if choice.delta is None:
         return bool(choice.text)
     return any(name != "role" and bytes(raw) not in _NOTHING for name, raw in choice.delta.items())
@@ -196,23 +166,10 @@ def _has_content(choice: _Choice) -> bool:
 def _status_of(error: bytes) -> int:
     """The HTTP status that an error event carries as its code; 500 where it carries none."""
     try:
-        code = _STATUS.decode(_ERROR_CODE.decode(error).code)
+        code = STATUS.decode(ERROR_CODE.decode(error).code)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 500
     return code if 400 <= code <= 599 else 500
-
-
-class UsageObject(Struct):
-    """The counts of a usage object; `prompt_tokens_details` stays raw, it is edited by insertion."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: Raw = Raw(b"null")
-
-
-_USAGE = msgspec.json.Decoder(UsageObject)
-_DETAILS = msgspec.json.Decoder(Fields)
-_COUNT = msgspec.json.Decoder(int)
 
 
 def read_usage(raw: Raw | bytes, cached_tokens: int | None) -> tuple[Usage, bytes | None]:
@@ -220,15 +177,15 @@ def read_usage(raw: Raw | bytes, cached_tokens: int | None) -> tuple[Usage, byte
 
     Engines that report no details at all are left alone: they were told not to. Raises msgspec.MsgspecError.
     """
-    found = _USAGE.decode(raw)
+    found = USAGE.decode(raw)
     details = bytes(found.prompt_tokens_details)
     usage = Usage(found.prompt_tokens, found.completion_tokens)
     if details == b"null":
         return usage, None
-    fields = _DETAILS.decode(details)
+    fields = DETAILS.decode(details)
     if cached_tokens is None:
         own = fields.get("cached_tokens")
-        counted = None if own is None or bytes(own) == b"null" else _COUNT.decode(own)
+        counted = None if own is None or bytes(own) == b"null" else COUNT.decode(own)
         return Usage(found.prompt_tokens, found.completion_tokens, counted), None
     patched = encode_fields({**fields, "cached_tokens": b"%d" % cached_tokens})
     return usage, splice(bytes(raw), details, patched)

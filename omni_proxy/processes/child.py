@@ -37,11 +37,11 @@ async def _scheduler(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
     with stop_signals() as (stop, _):
         watcher = await _end_with_parent(parent_fd, stop)
         process = SchedulerProcess(run_dir.read_config())
-        process.scheduling.metrics.config_reloaded(*run_dir.read_reloads())
+        process.scheduling.tallies.config_reloaded(*run_dir.read_reloads())
         calm_collector()
 
         def reload() -> None:
-            process.scheduling.metrics.config_reloaded(*run_dir.read_reloads())
+            process.scheduling.tallies.config_reloaded(*run_dir.read_reloads())
             process.scheduling.configure(run_dir.read_config())
 
         with on_signals({signal.SIGHUP: reload}):

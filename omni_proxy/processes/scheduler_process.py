@@ -68,7 +68,7 @@ class SchedulerProcess:
             if isinstance(message, Hello):
                 self._welcome(link, message.rid_prefix)
             elif isinstance(message, EdgeRejected):
-                self.scheduling.metrics.rejected_at_edge(message.endpoint, message.error)
+                self.scheduling.tallies.rejected_at_edge(message.endpoint, message.error)
             else:
                 post(message)
 

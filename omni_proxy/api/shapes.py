@@ -1,0 +1,52 @@
+"""What is read of workers' answers and stream events: as little as is needed, the rest stays bytes."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw, Struct
+
+from omni_proxy.call import Fields
+
+
+class Choice(Struct):
+    text: str | None = None
+    delta: dict[str, Raw] | None = None
+
+
+class Event(Struct):
+    choices: list[Choice] = []
+
+
+class ErrorCodeOnly(Struct):
+    code: Raw = Raw(b"null")
+
+
+class ErrorOnly(Struct):
+    error: Raw = Raw(b"null")
+
+
+class WithUsage(Struct):
+    """An answer or a chunk, as far as usage is concerned."""
+
+    usage: Raw = Raw(b"null")
+    choices: Raw = Raw(b"null")
+
+
+EVENT = msgspec.json.Decoder(Event)
+ERROR = msgspec.json.Decoder(ErrorOnly)
+ERROR_CODE = msgspec.json.Decoder(ErrorCodeOnly)
+STATUS = msgspec.json.Decoder(int)
+WITH_USAGE = msgspec.json.Decoder(WithUsage)
+
+
+class UsageObject(Struct):
+    """The counts of a usage object; `prompt_tokens_details` stays raw, it is edited by insertion."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Raw = Raw(b"null")
+
+
+USAGE = msgspec.json.Decoder(UsageObject)
+DETAILS = msgspec.json.Decoder(Fields)
+COUNT = msgspec.json.Decoder(int)
