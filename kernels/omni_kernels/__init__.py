@@ -26,6 +26,7 @@ from omni_kernels.packing import PackedExperts, PackedMatrix
 from omni_kernels.ragged import AttentionBatch, attention_batch
 from omni_kernels.reference import rope_table
 from omni_kernels.registry import DEVICES, OPS, backend_of, backends
+from omni_kernels.side import SideStream, side_stream
 
 __all__ = [
     "DEVICES",
@@ -36,6 +37,7 @@ __all__ = [
     "DecoderWeights",
     "PackedExperts",
     "PackedMatrix",
+    "SideStream",
     "attention_batch",
     "backend_of",
     "backends",
@@ -55,5 +57,6 @@ __all__ = [
     "rope",
     "rope_table",
     "sample",
+    "side_stream",
     "silu_and_mul",
 ]
