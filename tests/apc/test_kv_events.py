@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from omni_proxy.apc.caches import Caches
+from omni_proxy.apc.feed import Change, Feed
 from omni_proxy.apc.keys import block_keys
 from omni_proxy.config import Worker, WorkerKvEvents
 from omni_proxy.messages import Role, WorkerSpec
@@ -105,16 +106,16 @@ class Lossy:
     """Stands between a publisher and the gateway and drops some messages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-        hear, random = kv_events.Feed.hear, Random(7)
+        hear, random = Feed.hear, Random(7)
         self.dropped = 0
 
-        def heard(feed: kv_events.Feed, number: int, payload: bytes) -> list[kv_events.Change]:
+        def heard(feed: Feed, number: int, payload: bytes) -> list[Change]:
             if random.random() < share:
                 self.dropped += 1
                 return []
             return hear(feed, number, payload)
 
-        monkeypatch.setattr(kv_events.Feed, "hear", heard)
+        monkeypatch.setattr(Feed, "hear", heard)
 
 
 @pytest.mark.slow
