@@ -41,6 +41,17 @@ class FeedCounts(Struct):
     """More blocks than are followed, or more messages than are held."""
 
 
+class FeedReading(Struct, frozen=True):
+    """What there is to tell of one feed."""
+
+    worker: str
+    rank: int
+    connected: bool
+    counts: FeedCounts
+    unknown_parents: int
+    """Blocks behind blocks that are not known."""
+
+
 class Feed:
     """The state of one publisher's stream."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import structs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from omni_proxy.apc.caches import Caches
 from omni_proxy.apc.divergence import Divergence
+from omni_proxy.apc.feed import FeedReading
 from omni_proxy.apc.keys import UNIT_TOKENS
 from omni_proxy.messages import (
     Close,
@@ -25,7 +26,6 @@ from omni_proxy.messages import (
     WorkerRemoved,
     WorkerUp,
 )
-from omni_proxy.workers.kv_events import KvEvents, Subscription
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,21 @@ _FEED_TEXTS: Final = {
 }
 
 
+class Feeds(Protocol):
+    """Who listens to the workers' events."""
+
+    @property
+    def refused(self) -> int: ...
+
+    def readings(self) -> list[FeedReading]: ...
+
+
 class PrefixMetrics(Collector):
     """An observer of the core's events and a collector for scrapes."""
 
-    def __init__(self, caches: Callable[[], Caches | None], events: KvEvents | None) -> None:
+    def __init__(self, caches: Callable[[], Caches | None], feeds: Feeds | None) -> None:
         self._caches = caches
-        self._events = events
+        self._feeds = feeds
         self._block_tokens: dict[str, int] = {}
         self._workers: dict[str, Divergence] = {}
         self._unread = 0
@@ -86,8 +95,10 @@ class PrefixMetrics(Collector):
             text = "Events of workers that are no members."
             yield CounterMetricFamily("omni_apc_stray_events", text, value=caches.unknown_worker_events)
         yield from self._prediction_families()
-        if self._events is not None:
-            yield from _feed_families(self._events)
+        if self._feeds is not None:
+            yield from _feed_families(self._feeds.readings())
+            text = "Publishers that two workers claimed."
+            yield CounterMetricFamily("omni_kv_events_refused", text, value=self._feeds.refused)
 
     def _prediction_families(self) -> Iterator[Metric]:
         tokens = CounterMetricFamily(
@@ -117,24 +128,17 @@ def computed_by(record: RequestRecord) -> str | None:
     return next((p.worker for p in reversed(record.placements) if p.leg is leg), None)
 
 
-def _feed_families(events: KvEvents) -> Iterator[Metric]:
+def _feed_families(readings: Sequence[FeedReading]) -> Iterator[Metric]:
     labels = ("worker", "rank")
-    subscriptions = events.subscriptions()
     connected = GaugeMetricFamily("omni_kv_events_connected", "1: the publisher is connected.", labels=labels)
-    for one in subscriptions:
-        connected.add_metric(_labels(one), int(one.connected))
-    yield connected
-    for name, text in _FEED_TEXTS.items():
-        family = CounterMetricFamily(f"omni_kv_events_{name}", text, labels=labels)
-        for one in subscriptions:
-            family.add_metric(_labels(one), structs.asdict(one.feed.counts)[name])
-        yield family
     orphans = CounterMetricFamily("omni_kv_events_unknown_parents", "Blocks behind unknown ones.", labels=labels)
-    for one in subscriptions:
-        orphans.add_metric(_labels(one), one.feed.translator.unknown_parents)
-    yield orphans
-    yield CounterMetricFamily("omni_kv_events_refused", "Publishers that two workers claimed.", value=events.refused)
-
-
-def _labels(subscription: Subscription) -> tuple[str, str]:
-    return subscription.source.worker, str(subscription.source.rank)
+    counts = {
+        name: CounterMetricFamily(f"omni_kv_events_{name}", text, labels=labels) for name, text in _FEED_TEXTS.items()
+    }
+    for one in readings:
+        key = (one.worker, str(one.rank))
+        connected.add_metric(key, int(one.connected))
+        orphans.add_metric(key, one.unknown_parents)
+        for name, count in structs.asdict(one.counts).items():
+            counts[name].add_metric(key, count)
+    yield from (connected, *counts.values(), orphans)

@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct, structs
 
-from omni_proxy.apc.feed import Change, Feed, FeedCounts
+from omni_proxy.apc.feed import Change, Feed, FeedCounts, FeedReading
 from omni_proxy.workers.upstream import Member
 
 logger = logging.getLogger(__name__)
@@ -227,6 +227,13 @@ class KvEvents:
         """What is listened to, by worker and rank."""
         found = (subscription for subscription, _ in self._running.values())
         return sorted(found, key=lambda s: (s.source.worker, s.source.rank))
+
+    def readings(self) -> list[FeedReading]:
+        """How each subscription fares."""
+        return [
+            FeedReading(s.source.worker, s.source.rank, s.connected, s.feed.counts, s.feed.translator.unknown_parents)
+            for s in self.subscriptions()
+        ]
 
     def set(self, worker: str, sources: Sequence[Source]) -> None:
         """Listen to these sources of a worker, and to no others of it."""
