@@ -48,13 +48,13 @@ class Fleet:
                 if time.monotonic() > deadline:
                     raise Failed(f"the worker on port {worker.port} does not become idle")
                 time.sleep(0.1)
-            _ask(worker.port, "POST", "/reset_prefix_cache")
+            ask(worker.port, "POST", "/reset_prefix_cache")
 
     def counts(self, pd: bool) -> Counts:
         """Looked up and found prompt tokens: of P where there is PD, of all workers where each does both."""
         queries = hits = preemptions = 0.0
         for worker in self.workers:
-            values = dict(_VALUE.findall(_ask(worker.port, "GET", "/metrics")))
+            values = dict(_VALUE.findall(ask(worker.port, "GET", "/metrics")))
             preemptions += float(values["num_preemptions"])
             if worker.role == "prefill" or not pd:
                 queries += float(values["prefix_cache_queries"])
@@ -63,12 +63,13 @@ class Fleet:
 
 
 def _is_idle(port: int) -> bool:
-    load = json.loads(_ask(port, "GET", "/load"))["server_load"]
-    leased = re.search(r"^omni_kv_blocks_leased\{[^}]*\} ([0-9.]+)$", _ask(port, "GET", "/metrics"), re.MULTILINE)
+    load = json.loads(ask(port, "GET", "/load"))["server_load"]
+    leased = re.search(r"^omni_kv_blocks_leased\{[^}]*\} ([0-9.]+)$", ask(port, "GET", "/metrics"), re.MULTILINE)
     return load == 0 and leased is not None and float(leased[1]) == 0
 
 
-def _ask(port: int, method: str, path: str) -> str:
+def ask(port: int, method: str, path: str) -> str:
+    """The body of a worker's answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, path)

@@ -25,5 +25,6 @@ def write_word_model(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     template = "{% for message in messages %}{{ message.content }} {% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
