@@ -37,6 +37,7 @@ from omni_proxy.prompts.text_tokenizer import TokenizerError
 from omni_proxy.reload import Reloads, reload_whenever
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
 from omni_proxy.workers.kv_events import KvEvents
@@ -51,7 +52,9 @@ logger = logging.getLogger(__name__)
 def core_settings(config: Config) -> CoreSettings:
     """The core's share of a config."""
     limits = config.limits
+    scheduling = config.scheduling.model_dump()
     return CoreSettings(
+        scheduling=SchedulingSettings(**{**scheduling, "order": config.scheduling.order.value}),
         schedule_mode=config.schedule_mode.mode,
         prefix_aware=config.kv_cache_policy is KvCachePolicy.APC,
         queue_timeout_s=limits.queue_timeout_s,
@@ -312,8 +315,7 @@ def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounte
     if path is None or config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
         return None
     try:
-        tokenizer = PromptTokenizer.load(path, frozenset(config.model.adapters))
-        return TokenCounter(tokenizer, post, config.model.send_token_ids)
+        return TokenCounter(PromptTokenizer.load(path, frozenset(config.model.adapters)), post)
     except (TokenizerError, ChatTemplateError) as exc:
         raise ConfigError(f"model.path: {exc}") from exc
 

@@ -191,8 +191,6 @@ class Model(_Model):
     path: Path | None = None
     adapters: tuple[str, ...] = ()
     """Names under which LoRA adapters of it are served: their prompts share no KV with those of others."""
-    send_token_ids: bool = False
-    """Workers get token ids instead of text where their protocol has a place for them; the folder must be theirs."""
 
 
 class Limits(_Model):
@@ -203,6 +201,46 @@ class Limits(_Model):
     max_waiting_tokens: Annotated[int, Field(ge=0)] = 16_000_000
     queue_timeout_s: PositiveSeconds = 60.0
     no_worker_timeout_s: PositiveSeconds = 10.0
+
+
+class OrderName(StrEnum):
+    """Who goes first among those that wait for a prefill worker (docs/scheduling.md)."""
+
+    WEIGHTED = "weighted"
+    FCFS = "fcfs"
+    SHORTEST_UNCACHED = "shortest-uncached"
+    DEADLINE = "deadline"
+    OMNI_NGINX = "omni-nginx"
+
+
+Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class Scheduling(_Model):
+    """What runs next, and where."""
+
+    order: OrderName = OrderName.WEIGHTED
+    length_weight: Weight = 0.8
+    wait_weight: Weight = 0.2
+    apc_weight: Weight = 0.0
+    """Weights of the order `weighted`; those of length and wait are also its meaning in Omni Proxy for nginx."""
+    starvation_timeout_s: PositiveSeconds = 30.0
+    """Who has waited longer goes before all others."""
+    fair_tenants: bool = False
+    """Share the workers between tenants."""
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
+    ttft_target_s: PositiveSeconds | None = None
+    """For the order `deadline`: the target of requests that name none."""
+    work_weight: Weight = 2.0
+    """How much a second of a worker's time counts against a second of waiting."""
+    aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = 0
+    """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; null: decided by cost."""
+
+    @model_validator(mode="after")
+    def _weights_weigh(self) -> Self:
+        if self.order is OrderName.WEIGHTED and self.length_weight + self.wait_weight + self.apc_weight <= 0:
+            raise ValueError("order 'weighted' needs a weight above 0")
+        return self
 
 
 class Timeouts(_Model):
@@ -257,6 +295,7 @@ class Config(_Model):
     model: Model = Model()
     workers: tuple[Worker, ...] = ()
     limits: Limits = Limits()
+    scheduling: Scheduling = Scheduling()
     timeouts: Timeouts = Timeouts()
     keepalive: Keepalive = Keepalive()
     health: Health = Health()

@@ -55,11 +55,10 @@ from omni_proxy.messages import (
 )
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
-from omni_proxy.scheduler.placement import Placer
 from omni_proxy.scheduler.planner import Planner
 from omni_proxy.scheduler.pools import Pools, serves
 from omni_proxy.scheduler.queue import WaitingQueue
-from omni_proxy.scheduler.registry import DECODE_PLACERS, PREFILL_PLACERS
+from omni_proxy.scheduler.settings import SchedulingSettings
 
 _OUTCOMES: Final[Mapping[On, Outcome]] = {On(outcome.value): outcome for outcome in Outcome}
 _WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
@@ -72,8 +71,7 @@ class CoreSettings:
     schedule_mode: Mode | None = None
     """None: what the members can do, sequential before parallel before aggregated."""
     prefix_aware: bool = False
-    prefill_placer: str = "fewest-uncached-tokens"
-    decode_placer: str = "fewest-kv-tokens"
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     queue_timeout_s: float = 60.0
     no_worker_timeout_s: float = 10.0
     admission: Admission = field(default_factory=Admission)
@@ -95,9 +93,7 @@ class Core:
         self._homes = Homes() if settings.prefix_aware else None
         self._ledger = Ledger(settings.max_fails, settings.fail_timeout_s)
         self._pools = Pools(self._ledger, settings.schedule_mode)
-        prefill: Placer = PREFILL_PLACERS[settings.prefill_placer]()
-        decode: Placer = DECODE_PLACERS[settings.decode_placer]()
-        self._planner = Planner(self._ledger, self._pools, prefill, decode, self._index, self._homes)
+        self._planner = Planner(self._ledger, self._pools, settings.scheduling, self._index, self._homes)
         self._requests: dict[str, Request] = {}
         self._effects: list[Effect] = []
         self._now = 0.0
@@ -146,7 +142,7 @@ class Core:
         if not (prefill.waits or decode.waits):
             return None
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
-        instants = (prefill.next_deadline(), decode.next_deadline(), self._ledger.next_opening(self._now))
+        instants = (prefill.next_deadline(), decode.next_deadline(), self._planner.next_wakeup())
         return min((at for at in instants if at is not None), default=None)
 
     def reconfigure(self, settings: CoreSettings) -> None:
@@ -156,8 +152,7 @@ class Core:
             settings,
             schedule_mode=old.schedule_mode,
             prefix_aware=old.prefix_aware,
-            prefill_placer=old.prefill_placer,
-            decode_placer=old.decode_placer,
+            scheduling=old.scheduling,
         )
         self._ledger.blame(settings.max_fails, settings.fail_timeout_s)
 
@@ -226,7 +221,7 @@ class Core:
             self._fail(request, ErrorCode.NO_WORKER, "The worker of this request is no member any more.", now)
             return
         request.first_token_at = now if event.first_token else None
-        self._planner.adopt(request, event.prefill, event.decode, event.handoff_from)
+        self._planner.adopt(request, event.prefill, event.decode, event.handoff_from, now)
 
     def _tokenized(self, event: Tokenized, now: float) -> None:
         request = self._requests.get(event.rid)
@@ -244,11 +239,11 @@ class Core:
     def _admit(self, request: Request, now: float) -> None:
         if self._settings.prefix_aware:
             request.move(On.MATCH, now)
-            request.cached = self._index.match(request.block_keys)
+            request.match(self._index.match(request.block_keys), now)
             if self._homes is not None:
                 self._homes.saw(request.block_keys)
         self._enqueue(request, now)
-        self._plan(now)
+        self._plan(now, changed=False)
         if request.stage in _WAITING:
             refusal = self._settings.admission.refuse_wait(request, self._queues())
             if refusal is not None:
@@ -261,6 +256,10 @@ class Core:
         if deadline is None:
             ready = pool is not None and bool(pool.alone if request.alone else pool.ready)
             deadline = now + (self._settings.queue_timeout_s if ready else self._settings.no_worker_timeout_s)
+        if retry is False and not alone and pool is not None and self._planner.place_alone(request, now):
+            request.move(On.ENQUEUE_DECODE, now)
+            self._start(request, now)
+            return
         if alone:
             request.move(On.DECODE_RETRIED if retry else On.ENQUEUE_DECODE, now)
         else:
@@ -276,7 +275,9 @@ class Core:
 
     # --------------------------------------------------------------- grants and legs
 
-    def _plan(self, now: float) -> None:
+    def _plan(self, now: float, changed: bool = True) -> None:
+        if changed:
+            self._planner.changed()
         if not (self._planner.prefill_queue.waits or self._planner.decode_queue.waits):
             return
         for request in self._planner.plan(now):
@@ -347,10 +348,11 @@ class Core:
         self._runs(request, event.lease, now)
         worker = self._ledger.holder(event.lease)
         self._ledger.succeeded(worker)
+        request.learn(event.usage)
+        self._planner.computed(request, event.lease, event.usage.cached_tokens, now)
         self._ledger.release(event.lease)
         request.prefill_lease = None
         request.prefill_done_at = now
-        request.learn(event.usage)
         self._learn_answer(request, event.lease, event.usage, True, now)
         if request.mode is Mode.PARALLEL:
             request.join()
@@ -386,6 +388,8 @@ class Core:
         if request is None or lease != request.decode_lease or request.first_token_at is not None:
             return
         request.first_token_at = now
+        self._planner.computed(request, lease, None, now)
+        self._planner.answering(request, lease, now)
         self._ledger.prefilled(lease)
         self._ledger.drop_hold(request.rid)
         self._plan(now)
@@ -398,6 +402,7 @@ class Core:
         self._ledger.succeeded(self._ledger.holder(event.lease))
         request.learn(event.usage)
         self._learn_answer(request, event.lease, event.usage, request.mode is Mode.AGGREGATED, now)
+        self._planner.answered(request, event.lease, now)
         request.decode_lease = None
         self._ledger.release(event.lease)
         self._close(request, On.COMPLETED, now)
@@ -432,6 +437,7 @@ class Core:
     def _drop_leases(self, request: Request, keep: Lease | None) -> None:
         """Take all leases of a request home and abort its legs, except the one that has ended by itself."""
         for lease in _live_leases(request):
+            self._planner.dropped(lease, self._now)
             self._ledger.release(lease)
             self._learner.dropped(lease)
             if lease != keep:
@@ -511,7 +517,7 @@ class Core:
         for queue in self._queues():
             while (rid := queue.overdue(now)) is not None:
                 self._give_up(self._requests[rid], now)
-        self._plan(now)
+        self._plan(now, changed=False)
 
     def _give_up(self, request: Request, now: float) -> None:
         pool = self._pools.of(request.spec.model)

@@ -153,6 +153,8 @@ class RequestSpec(Struct, frozen=True):
     """One worker must do it all: several answers of one prompt, several prompts, or an answer about the prompt."""
     session: str = ""
     """The client's `x-session-id`: its requests belong together."""
+    ttft_target_s: float | None = None
+    """In so many seconds after its arrival its first token should come."""
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -329,6 +331,12 @@ class Placement(Struct, frozen=True):
     leg: Leg
     reason: str
     candidates: tuple[tuple[str, float], ...] = ()
+    start_s: float | None = None
+    """In so many seconds from the decision the worker should begin with it."""
+    finish_s: float | None = None
+    """And in so many it should have ended."""
+    cached_tokens: int | None = None
+    """What the worker should find cached of it."""
 
 
 class Mark(Struct, frozen=True, array_like=True):
@@ -366,6 +374,8 @@ class RequestRecord(Struct, frozen=True):
     tenant: str = ""
     predicted_tokens: int | None = None
     """Of the last prompt that was sent to be computed: what its worker was expected to have cached."""
+    predicted_first_at: float | None = None
+    """When the first token should have come, as predicted when the prompt was sent to be computed."""
 
     @property
     def arrived_at(self) -> float:

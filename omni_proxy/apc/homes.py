@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from omni_proxy.apc.popularity import Popularity
 from omni_proxy.apc.ring import Ring
@@ -28,3 +28,9 @@ class Homes:
         if key is None or len(names) < 2:
             return None
         return self._ring.home(str(key), names, load, tokens)
+
+    def order(self, session: str, keys: Sequence[int], names: Sequence[str]) -> Iterator[str]:
+        """The workers from a prompt's home on; none where it has no home."""
+        key = session or self._popularity.own_part(keys)
+        if key is not None and len(names) > 1:
+            yield from self._ring.order(str(key), names)

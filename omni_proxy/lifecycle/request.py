@@ -32,8 +32,10 @@ class Request:
 
     __slots__ = (
         "alone",
+        "arrived_at",
         "attempt",
         "avoid",
+        "best_cached",
         "block_keys",
         "cached",
         "cached_tokens",
@@ -42,13 +44,16 @@ class Request:
         "first_token_at",
         "handoff_from",
         "marks",
+        "matched_at",
         "mode",
         "placements",
+        "predicted_first_at",
         "predicted_tokens",
         "prefill_done_at",
         "prefill_lease",
         "prefill_stage",
         "prompt_tokens",
+        "queued_at",
         "retries",
         "rid",
         "spec",
@@ -58,6 +63,7 @@ class Request:
     def __init__(self, rid: str, spec: RequestSpec, now: float) -> None:
         self.rid = rid
         self.spec = spec
+        self.arrived_at = now
         self.stage = Stage.RECEIVED
         self.prefill_stage: Stage | None = None
         self.mode: Mode | None = None
@@ -74,8 +80,16 @@ class Request:
         self.block_keys: tuple[int, ...] = ()
         self.cached: Mapping[str, int] = {}
         """What each worker has cached of the prompt, in tokens, when that was last looked up."""
+        self.best_cached = 0
+        """The most that any of them has."""
+        self.matched_at = now
+        """When that was."""
+        self.queued_at = now
+        """When it lined up first."""
         self.predicted_tokens: int | None = None
         """What the worker that computes the prompt should find cached."""
+        self.predicted_first_at: float | None = None
+        """When its first token should come, as predicted when its prompt was sent to be computed."""
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
         self.marks = [Mark(Stage.RECEIVED, now, 0)]
@@ -110,7 +124,14 @@ class Request:
         self.prefill_done_at = None
         self.cached_tokens = None
         self.predicted_tokens = None
+        self.predicted_first_at = None
         self.completion_tokens = None
+
+    def match(self, cached: Mapping[str, int], now: float) -> None:
+        """Take over what workers have cached of the prompt by now."""
+        self.cached = cached
+        self.matched_at = now
+        self.best_cached = min(max(cached.values()), self.prompt_tokens - 1) if cached else 0
 
     def uncached_on(self, worker: str) -> int:
         """Prompt tokens that a worker would have to compute; it always computes the last one."""
@@ -153,4 +174,5 @@ class Request:
             completion_tokens=self.completion_tokens,
             tenant=spec.tenant,
             predicted_tokens=self.predicted_tokens,
+            predicted_first_at=self.predicted_first_at,
         )

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Final, Protocol
 
-from omni_proxy.messages import FailureKind, Lease, Leg, WorkerSpec
+from omni_proxy.messages import FailureKind, Lease, Leg, Role, WorkerSpec
+from omni_proxy.scheduler.backlog import Backlog
+from omni_proxy.scheduler.cost import DecodeCost, PrefillCost
+from omni_proxy.scheduler.decoding import Decoding
 from omni_proxy.scheduler.slow_start import SlowStarts
 
 LEAST_WEIGHT: Final = 1e-6
@@ -39,13 +42,17 @@ class WorkerLoad:
     """One member: its description, whether it may be used, and what it holds for us."""
 
     __slots__ = (
+        "backlog",
+        "decoding",
         "draining",
         "ejected_until",
         "fail_times",
         "kv_tokens",
         "last_granted",
         "max_seqs",
+        "name",
         "prefill_tokens",
+        "prefills",
         "reason",
         "seen",
         "seqs",
@@ -55,7 +62,9 @@ class WorkerLoad:
         "weight",
     )
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, prefill: PrefillCost | None = None, decode: DecodeCost | None = None) -> None:
+        self.backlog = Backlog(prefill)
+        self.decoding = Decoding(decode)
         self.share = 1.0
         """How much of its weight and of its sequences it gets now; below 1 while it starts slowly."""
         self.describe(spec)
@@ -76,6 +85,8 @@ class WorkerLoad:
     def describe(self, spec: WorkerSpec) -> None:
         """Take over a description."""
         self.spec = spec
+        self.name = spec.name
+        self.prefills = spec.role is Role.PREFILL
         self.set_share(self.share, spec.max_seqs)
 
     def set_share(self, share: float, max_seqs: int) -> None:
@@ -113,6 +124,11 @@ class Ledger:
         """A prompt below this fits every member."""
         self.has_backups = False
         """Is a member there that gets work only where no other can?"""
+        self._prefill_cost = PrefillCost()
+        self._decode_cost = DecodeCost()
+        """What all members take: the best guess for one that has done nothing yet."""
+        self.prefill_count = 0
+        """Members that do nothing but prefill."""
         self._slow_starts = SlowStarts()
         self.blame(max_fails, fail_timeout_s)
 
@@ -127,7 +143,7 @@ class Ledger:
         """Add a member that cannot be used yet, or change one's description; what it holds stays counted."""
         load = self._workers.get(spec.name)
         if load is None:
-            load = self._workers[spec.name] = WorkerLoad(spec)
+            load = self._workers[spec.name] = WorkerLoad(spec, self._prefill_cost, self._decode_cost)
             self._workers = dict(sorted(self._workers.items()))
         load.describe(spec)
         self._members_changed()
@@ -168,6 +184,7 @@ class Ledger:
         limits = (w.spec.max_model_len for w in self._workers.values())
         self.shortest_context = min((limit for limit in limits if limit is not None), default=inf)
         self.has_backups = any(w.spec.backup for w in self._workers.values())
+        self.prefill_count = sum(w.prefills for w in self._workers.values())
 
     def get(self, name: str) -> WorkerLoad | None:
         return self._workers.get(name)

@@ -6,20 +6,25 @@ It decides and books in one step, so that the next decision of the same walk see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import NoIndex, PrefixIndex
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Lease, Leg, Mode, Placement, Stage
+from omni_proxy.messages import Lease, Mode, Placement, Stage
+from omni_proxy.scheduler.answers import AnswerChoice, pick_answering
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
-from omni_proxy.scheduler.placement import Placer, fitting, has_decode_room, has_prefill_room, pick, trusted
+from omni_proxy.scheduler.lengths import Lengths
+from omni_proxy.scheduler.placement import fitting, has_decode_room, trusted
 from omni_proxy.scheduler.pools import Pool, Pools, domain_of
+from omni_proxy.scheduler.prefill import Choice, PrefillPlan
 from omni_proxy.scheduler.queue import WaitingQueue
+from omni_proxy.scheduler.registry import make_lineup
+from omni_proxy.scheduler.settings import SchedulingSettings
 
 _Place = Callable[[Request, float], bool]
 
-DEFAULT_ANSWER_TOKENS = 256
-"""How long an answer is taken to be when the client names no limit, or a larger one."""
+_SMOOTHING: Final = 0.05
 
 
 class Planner:
@@ -29,31 +34,47 @@ class Planner:
         self,
         ledger: Ledger,
         pools: Pools,
-        prefill_placer: Placer,
-        decode_placer: Placer,
+        settings: SchedulingSettings,
         index: PrefixIndex | None = None,
         homes: Homes | None = None,
     ) -> None:
         self.ledger = ledger
         self._index = NoIndex() if index is None else index
-        self._homes = homes
         self.pools = pools
         self.prefill_queue = WaitingQueue()
         self.decode_queue = WaitingQueue()
-        self._prefill_placer = prefill_placer
-        self._decode_placer = decode_placer
+        self.lengths = Lengths()
+        self._aggregate_below = settings.aggregate_below_tokens
+        self.prefill = PrefillPlan(
+            ledger,
+            self.prefill_queue,
+            self._index,
+            homes,
+            make_lineup(settings),
+            settings.work_weight,
+            self._able,
+            self._grant_prefill,
+        )
+        self.handoff_s = 0.05
+        """From P's answer to the first token, as it was lately."""
+        self._changed = False
+        """Has anything happened since the last walk that could let one of those that wait go?"""
+        self._opening: float | None = None
 
     def place_at_once(self, request: Request, now: float) -> bool:
         """Grant leases to a request that has not lined up yet, as `plan` would if it was the last in its queue.
 
         False when nobody has room, or others whose turn may be earlier wait.
         """
-        if self.decode_queue.waits:
+        for_decode = request.stage is Stage.DECODE_WAITING
+        if self.decode_queue.waits or (self.prefill_queue.waits and not for_decode):
+            self._changed = True
             return False
         self.ledger.start_slowly(now)
-        if request.stage is Stage.DECODE_WAITING:
-            return self.place_decode(request, now)
-        return not self.prefill_queue.waits and self.place_prefill(request, now)
+        placed = self.place_decode(request, now) if for_decode else self.prefill.place_at_once(request, now)
+        if not placed:
+            self._opening = self.ledger.next_opening(now)
+        return placed
 
     def wait(self, request: Request, deadline: float, first: bool = False) -> None:
         """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
@@ -93,68 +114,153 @@ class Planner:
             return False
         return pool is None or not pool.ready or domain_of(peer.spec) in pool.receivers
 
+    def changed(self) -> None:
+        """Something came free, or somebody came."""
+        self._changed = True
+
+    def next_wakeup(self) -> float | None:
+        """The instant at which to plan again though nothing else happens, or None."""
+        wake = self.prefill.wake_at if self.prefill_queue.waits else None
+        if wake is None or self._opening is None:
+            return self._opening if wake is None else wake
+        return min(wake, self._opening)
+
     def plan(self, now: float) -> Iterator[Request]:
-        """Grant leases to waiting requests, in order, until the first of each line that finds no room.
+        """Grant leases to waiting requests, as far as anything has changed since the last time.
 
         Yields each request after its leases are booked. Requests whose prefill is done go before new ones: their KV
         occupies a prefill worker until they are placed.
         """
+        wakeup = self.next_wakeup()
+        if not self._changed and (wakeup is None or now < wakeup):
+            return
+        self._changed = False
         self.ledger.start_slowly(now)
         yield from self._serve(self.decode_queue, self.place_decode, now)
-        yield from self._serve(self.prefill_queue, self.place_prefill, now)
+        if self.prefill_queue.waits:
+            yield from self.prefill.walk(now)
+        self._opening = self.ledger.next_opening(now)
 
     def _serve(self, queue: WaitingQueue, place: _Place, now: float) -> Iterator[Request]:
         for request in queue.fronts():
             if request.block_keys:  # caches have changed since it came
-                request.cached = self._index.match(request.block_keys)
+                request.match(self._index.match(request.block_keys), now)
             if place(request, now):
                 queue.remove(request)
                 yield request
 
-    def place_prefill(self, request: Request, now: float) -> bool:
-        """Grant the P leg, in parallel mode both legs; False when somebody has no room."""
+    def _able(self, request: Request, now: float) -> Sequence[WorkerLoad]:
+        """The prefill workers that a request may go to: in parallel mode those one of whose partners has room."""
         pool = self.pools.of(request.spec.model)
         if pool is None or pool.mode is Mode.AGGREGATED:
-            return False
+            return ()
         able = self._candidates(pool.prefill, request, now)
-        if pool.mode is Mode.PARALLEL:
-            return self._place_pair(request, pool, able, now)
-        prefill = self._pick_prefill(request, able)
-        if prefill is None:
-            return False
-        request.mode = pool.mode
-        request.prefill_lease = self._grant_prefill(request, prefill)
-        return True
+        if pool.mode is not Mode.PARALLEL:
+            return able
+        tokens = self._kv_tokens(request)
+        domains = {
+            domain
+            for domain, partners in pool.partners.items()
+            if any(has_decode_room(w, tokens) for w in self._candidates(partners, request, now))
+        }
+        return able if len(domains) == len(pool.partners) else [w for w in able if domain_of(w.spec) in domains]
 
-    def _place_pair(self, request: Request, pool: Pool, able: Sequence[WorkerLoad], now: float) -> bool:
-        """Grant both legs or none: the least loaded P one of whose partners has room, and that partner."""
-        while (prefill := self._pick_prefill(request, able)) is not None:
-            domain = next(domain_of(w.spec) for w in able if w.spec.name == prefill.worker)
-            decode = self._pick_decode(request, pool.partners.get(domain, ()), now)
-            if decode is not None:
-                request.mode = pool.mode
-                request.prefill_lease = self._grant_prefill(request, prefill)
-                request.decode_lease = self._grant(request, decode, 0, _kv_tokens(request))
-                return True
-            able = [w for w in able if domain_of(w.spec) != domain]
-        return False
+    def _grant_prefill(self, request: Request, choice: Choice, placement: Placement, now: float) -> bool:
+        """Grant the P leg, in parallel mode both legs or none."""
+        pool = self.pools.of(request.spec.model)
+        assert pool is not None
+        decode: AnswerChoice | None = None
+        if pool.mode is Mode.PARALLEL:
+            partners = pool.partners.get(domain_of(choice.worker.spec), ())
+            decode = self._pick_decode(request, partners, now)
+            if decode is None:
+                return False
+        request.mode = pool.mode
+        lease = self._grant(request, placement, choice.uncached, request.prompt_tokens)
+        choice.worker.backlog.granted(lease, choice.uncached, choice.cached, now)
+        request.prefill_lease = lease
+        request.predicted_first_at = choice.finish + self.handoff_s
+        if decode is not None:
+            request.decode_lease = self._grant(request, decode.placement, 0, self._kv_tokens(request))
+        return True
 
     def place_decode(self, request: Request, now: float) -> bool:
         """Grant the D leg of a prefilled request, or the only leg of an aggregated one."""
         pool = self.pools.of(request.spec.model)
         if pool is None:
             return False
-        placement = self._pick_decode(request, self._answering(request, pool), now)
-        if placement is None:
+        choice = self._pick_decode(request, self._answering(request, pool), now)
+        if choice is None:
             return False
+        self._grant_answer(request, choice, now)
+        return True
+
+    def place_alone(self, request: Request, now: float) -> bool:
+        """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
+
+        It is worth it unless the worker can compute the prompt within one step of its own, so that no answer that it
+        makes is held up by more than a token, and sooner than a prefill worker could.
+        """
+        pool = self.pools.of(request.spec.model)
+        limit = self._aggregate_below
+        if limit == 0 or pool is None or not pool.alone or self.decode_queue.waits:
+            return False
+        choice = self._pick_decode(request, pool.alone, now)
+        if choice is None:
+            return False
+        tokens = request.prompt_tokens - choice.cached
+        if tokens >= limit if limit is not None else not self._worth_alone(request, choice, tokens, pool, now):
+            return False
+        self._grant_answer(request, choice, now)
+        return True
+
+    def _worth_alone(self, request: Request, choice: AnswerChoice, tokens: int, pool: Pool, now: float) -> bool:
+        worker = choice.worker
+        if worker.prefill_tokens or worker.backlog.cost.seconds(tokens, choice.cached) > worker.decoding.cost.step_s(
+            worker.seqs, worker.kv_tokens
+        ):
+            return False
+        return not pool.prefill or choice.prefill_s < self.prefill.soonest(request, now) - now + self.handoff_s
+
+    def _grant_answer(self, request: Request, choice: AnswerChoice, now: float) -> None:
         prefill_tokens = 0
         if request.handoff_from is None:
             request.mode = Mode.AGGREGATED
-            prefill_tokens = request.uncached_on(placement.worker)
-        request.decode_lease = self._grant(request, placement, prefill_tokens, _kv_tokens(request))
-        return True
+            prefill_tokens = request.prompt_tokens - choice.cached
+            request.predicted_first_at = now + choice.prefill_s
+        lease = self._grant(request, choice.placement, prefill_tokens, self._kv_tokens(request))
+        request.decode_lease = lease
+        if prefill_tokens:
+            choice.worker.backlog.granted(lease, prefill_tokens, choice.cached, now)
 
-    def adopt(self, request: Request, prefill: Lease | None, decode: Lease | None, handoff_from: str | None) -> None:
+    # ------------------------------------------------------------------ what is learned
+
+    def computed(self, request: Request, lease: Lease, cached_tokens: int | None, now: float) -> None:
+        """A worker has computed a prompt."""
+        self.ledger.holder(lease).backlog.computed(lease, request.prompt_tokens, cached_tokens, now)
+
+    def answering(self, request: Request, lease: Lease, now: float) -> None:
+        """The first token of an answer has come."""
+        if request.prefill_done_at is not None:
+            self.handoff_s += (min(now - request.prefill_done_at, 10.0) - self.handoff_s) * _SMOOTHING
+        kv_tokens = request.prompt_tokens + self._answer_tokens(request) // 2
+        self.ledger.holder(lease).decoding.begun(lease, kv_tokens, now)
+
+    def answered(self, request: Request, lease: Lease, now: float) -> None:
+        """An answer has ended by itself."""
+        self.ledger.holder(lease).decoding.ended(lease, request.completion_tokens, now)
+        if request.completion_tokens is not None:
+            self.lengths.ended(request.spec.model, request.completion_tokens)
+
+    def dropped(self, lease: Lease, now: float) -> None:
+        """A leg ended otherwise."""
+        worker = self.ledger.holder(lease)
+        worker.backlog.dropped(lease, now)
+        worker.decoding.ended(lease, None, now)
+
+    def adopt(
+        self, request: Request, prefill: Lease | None, decode: Lease | None, handoff_from: str | None, now: float
+    ) -> None:
         """Book the leases that a request already has; their workers must be members."""
         request.prefill_lease, request.decode_lease, request.handoff_from = prefill, decode, handoff_from
         request.attempt = max(lease.attempt for lease in (prefill, decode) if lease is not None)
@@ -162,11 +268,12 @@ class Planner:
         if prefill is not None:
             request.mode = Mode.SEQUENTIAL if decode is None else Mode.PARALLEL
             self.ledger.grant(prefill, tokens, tokens)
+            self.ledger.holder(prefill).backlog.granted(prefill, tokens, 0, now)
         if decode is not None:
             alone = prefill is None and handoff_from is None
             request.mode = Mode.AGGREGATED if alone else request.mode or Mode.SEQUENTIAL
             waits = alone and request.first_token_at is None
-            self.ledger.grant(decode, tokens if waits else 0, _kv_tokens(request))
+            self.ledger.grant(decode, tokens if waits else 0, self._kv_tokens(request))
         if handoff_from is not None and request.first_token_at is None:
             self.ledger.hold(request.rid, handoff_from, tokens)
 
@@ -179,34 +286,9 @@ class Planner:
         peer = self.ledger.get(request.handoff_from)
         return () if peer is None else pool.receivers.get(domain_of(peer.spec), ())
 
-    def _pick_decode(self, request: Request, able: Sequence[WorkerLoad], now: float) -> Placement | None:
+    def _pick_decode(self, request: Request, able: Sequence[WorkerLoad], now: float) -> AnswerChoice | None:
         able = self._candidates(able, request, now)
-        return pick(able, self._decode_placer, Leg.DECODE, _kv_tokens(request), has_decode_room, request.cached)
-
-    def _pick_prefill(self, request: Request, able: Sequence[WorkerLoad]) -> Placement | None:
-        """The least loaded, counting what it has cached; the prompt's home where no cache speaks for anybody."""
-        if len({request.cached.get(w.spec.name, 0) for w in able}) == 1:
-            home = self._home(request, able)
-            if home is not None:
-                return Placement(home, Leg.PREFILL, "home of its prefix")
-        return pick(able, self._prefill_placer, Leg.PREFILL, request.prompt_tokens, has_prefill_room, request.cached)
-
-    def _home(self, request: Request, able: Sequence[WorkerLoad]) -> str | None:
-        if self._homes is None or not (request.block_keys or request.spec.session):
-            return None
-        tokens = request.prompt_tokens
-        open_to_it = {w.spec.name: w for w in able if has_prefill_room(w, tokens)}
-        if not open_to_it:
-            return None
-
-        def load(name: str) -> float:
-            worker = open_to_it[name]
-            return worker.prefill_tokens / worker.weight
-
-        return self._homes.home(request.spec.session, request.block_keys, tuple(open_to_it), load, tokens)
-
-    def _grant_prefill(self, request: Request, placement: Placement) -> Lease:
-        return self._grant(request, placement, request.uncached_on(placement.worker), request.prompt_tokens)
+        return pick_answering(request, able, self._answer_tokens(request), self.handoff_s, now)
 
     def _candidates(self, workers: Sequence[WorkerLoad], request: Request, now: float) -> Sequence[WorkerLoad]:
         if request.prompt_tokens >= self.ledger.shortest_context:
@@ -221,9 +303,9 @@ class Planner:
         request.placements.append(placement)
         return lease
 
+    def _answer_tokens(self, request: Request) -> int:
+        return self.lengths.expected(request.spec.model, request.spec.max_tokens)
 
-def _kv_tokens(request: Request) -> int:
-    """KV that the answer will need: prompt and expected output, in tokens."""
-    limit = request.spec.max_tokens
-    answer = DEFAULT_ANSWER_TOKENS if limit is None else min(limit, DEFAULT_ANSWER_TOKENS)
-    return request.prompt_tokens + answer
+    def _kv_tokens(self, request: Request) -> int:
+        """KV that the answer will need: prompt and expected output, in tokens."""
+        return request.prompt_tokens + self._answer_tokens(request)

@@ -103,6 +103,10 @@ class WaitingQueue:
         row = self._lines.get(line)
         return next(iter(row.values())) if row else None
 
+    def goes_first(self, request: Request) -> bool:
+        """Did a request line up in front of all others?"""
+        return self.waits[request.rid].turn < 0
+
     def deadline(self, request: Request) -> float:
         """The instant at which a request's wait is over."""
         return self.waits[request.rid].deadline

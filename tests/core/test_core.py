@@ -38,6 +38,7 @@ from omni_proxy.messages import (
     WorkerUp,
 )
 from omni_proxy.scheduler.admission import Admission
+from omni_proxy.scheduler.settings import SchedulingSettings
 from tests.core.steps import (
     CLOSED,
     CUT,
@@ -600,20 +601,17 @@ def test_a_leg_that_fails_when_the_mode_has_changed_starts_over_in_the_new_one()
 
 
 def test_prompts_wait_for_room_in_order() -> None:
-    core = core_of(worker("p0", max_batch_tokens=250), "d0")
+    core = core_of(worker("p0", max_batch_tokens=250), "d0", scheduling=SchedulingSettings(order="fcfs"))
     run(
         core,
         [
             (Arrived("a", spec(100)), [start_p("a", 1, "p0")]),
             (Arrived("b", spec(200)), []),
             (Arrived("c", spec(50)), []),
-            (PrefillDone(p("a", 1, "p0"), handoff=True), [start_d("a", 2, "d0", "p0"), *_starts("b", "c")]),
+            (PrefillDone(p("a", 1, "p0"), handoff=True), [start_d("a", 2, "d0", "p0"), start_p("b", 1, "p0")]),
+            (PrefillDone(p("b", 1, "p0"), handoff=True), [start_d("b", 2, "d0", "p0"), start_p("c", 1, "p0")]),
         ],
     )
-
-
-def _starts(*rids: str) -> list[Effect]:
-    return [start_p(rid, 1, "p0") for rid in rids]
 
 
 def test_a_prompt_larger_than_the_allowance_goes_to_an_idle_worker() -> None:
@@ -1022,7 +1020,9 @@ def test_a_failing_worker_attracts_no_load() -> None:
         [
             (Arrived("a", spec()), [start_p("a", 1, "p0")]),
             (LegFailed(p("a", 1, "p0"), REFUSED), [start_p("a", 2, "p1")]),
-            (Arrived("b", spec()), [start_p("b", 1, "p1")]),
+            (PrefillDone(p("a", 2, "p1"), True), [start_d("a", 3, "d0", "p1")]),
+            (At(0.1, Arrived("b", spec())), [start_p("b", 1, "p1")]),
+            (At(0.2, PrefillDone(p("b", 1, "p1"), True)), [start_d("b", 2, "d0", "p1")]),
             (At(9.9, Arrived("c", spec())), [start_p("c", 1, "p1")]),
             (At(10.0, Arrived("e", spec())), [start_p("e", 1, "p0")]),
         ],

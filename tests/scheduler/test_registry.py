@@ -5,26 +5,18 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.core import Core, CoreSettings
-from omni_proxy.scheduler.ledger import Ledger
-from omni_proxy.scheduler.registry import DECODE_PLACERS, PREFILL_PLACERS
-from tests.core.steps import worker
+from omni_proxy.scheduler.registry import ORDERS, make_order
+from omni_proxy.scheduler.settings import SchedulingSettings
+from tests.scheduler.test_orders import waiting
 
 
-@pytest.mark.parametrize("name", PREFILL_PLACERS)
-def test_every_prefill_placer_measures_an_idle_worker(name: str) -> None:
-    placer = PREFILL_PLACERS[name]()
-    assert placer.load(Ledger().put(worker("p0")), 0) == 0.0
-    assert placer.reason
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_ranks(name: str) -> None:
+    order = make_order(SchedulingSettings(order=name))
+    ranks = order.ranks([waiting("a", 10), waiting("b", 20)], 1.0)
+    assert len(ranks) == 2
 
 
-@pytest.mark.parametrize("name", DECODE_PLACERS)
-def test_every_decode_placer_measures_an_idle_worker(name: str) -> None:
-    placer = DECODE_PLACERS[name]()
-    assert placer.load(Ledger().put(worker("d0")), 0) == 0.0
-    assert placer.reason
-
-
-@pytest.mark.parametrize("field", ["prefill_placer", "decode_placer"])
-def test_an_unknown_name_is_an_error_at_load(field: str) -> None:
+def test_an_unknown_name_is_an_error_at_load() -> None:
     with pytest.raises(KeyError, match="no-such"):
-        Core(CoreSettings(**{field: "no-such"}))  # type: ignore[arg-type]
+        Core(CoreSettings(scheduling=SchedulingSettings(order="no-such")))

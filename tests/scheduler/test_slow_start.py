@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_proxy.messages import FailureKind
+from omni_proxy.scheduler.backlog import LEAD_S
 from omni_proxy.scheduler.ledger import LEAST_WEIGHT, Ledger, WorkerLoad
-from omni_proxy.scheduler.placement import has_decode_room, has_prefill_room
+from omni_proxy.scheduler.placement import has_decode_room
+from omni_proxy.scheduler.prefill import is_open
 from tests.core.steps import p, worker
 
 
@@ -47,10 +49,10 @@ def test_weight_and_sequences_grow_with_time(at: float, share: float, max_seqs: 
 def test_what_it_may_hold_is_bounded_meanwhile() -> None:
     ledger, load = back()
     ledger.grant(p("r", 1, "p0"), 0, 0)
-    assert not has_prefill_room(load, 1)
+    assert not is_open(load, 0.0, LEAD_S)
     assert not has_decode_room(load, 1)
     ledger.start_slowly(104.0)
-    assert has_prefill_room(load, 1)
+    assert is_open(load, 0.0, LEAD_S)
     assert has_decode_room(load, 1)
 
 

@@ -1,0 +1,173 @@
+"""The prompts that one worker has to compute for us: when it will be free, and what each of them teaches. Pure.
+
+A worker computes prompts one after another, or several in one pass; either way it is busy from the first grant until
+the last answer. The time between two answers is what the prompt between them took:
+
+    grant A    grant B           A answers        B answers
+      ├──────────┼────────────────────┤                ┊
+      └──── since                     └──── since ─────┤      B took this, though it was granted long before
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_proxy.messages import Lease
+from omni_proxy.scheduler.cost import PrefillCost, pairs
+
+_SAME_PASS_S: Final = 0.0005
+"""Answers closer together than this come from one pass."""
+LEAD_S: Final = 0.02
+"""A worker gets its next prompt so long before it should be free: it must not idle, and what is sent is decided."""
+MOST_OVERHEADS: Final = 16.0
+"""Work for so many times the fixed cost of a prompt is sent ahead at most."""
+_LATE: Final = 1.5
+_CHECK_AGAIN_S: Final = 0.05
+
+
+class _Prompt:
+    __slots__ = ("cached", "cost_s", "uncached")
+
+    def __init__(self, uncached: int, cached: int, cost_s: float) -> None:
+        self.uncached = uncached
+        self.cached = cached
+        self.cost_s = cost_s
+
+
+class Backlog:
+    """Granted prompts of one worker with their predicted cost. Instants in seconds, monotonic."""
+
+    __slots__ = (
+        "_clean",
+        "_pairs",
+        "_pending_s",
+        "_prompts",
+        "_tokens",
+        "_waiting_prompts",
+        "booked_until",
+        "cost",
+        "reserved",
+        "since",
+        "total_s",
+    )
+
+    def __init__(self, peers: PrefillCost | None = None) -> None:
+        self.cost = PrefillCost(peers)
+        self._prompts: dict[Lease, _Prompt] = {}
+        self.booked_until = 0.0
+        """Within one walk of the planner: when it is free after what was planned before."""
+        self.reserved = False
+        """Within one walk: its next place is promised, or there is none."""
+        self.total_s = 0.0
+        """Predicted cost of all that is granted."""
+        self.since = 0.0
+        """The instant at which the first of them could be begun."""
+        self._clean = True
+        """Nothing but prompts that were answered has kept the worker busy since then."""
+        self._waiting_prompts = 0
+        """Of the observation that is not complete yet, because more answers of the same pass may come."""
+        self._tokens = 0
+        self._pairs = 0.0
+        self._pending_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    # ----------------------------------------------------------------------- changes
+
+    def granted(self, lease: Lease, uncached: int, cached: int, now: float) -> float:
+        """A prompt is on its way; returns the instant at which it should be computed."""
+        free = self.free_at(now)
+        if not self._prompts:
+            self.since = now
+            self._clean = True
+            self.total_s = 0.0
+        cost_s = self.cost.seconds(uncached, cached)
+        self._prompts[lease] = _Prompt(uncached, cached, cost_s)
+        self.total_s += cost_s
+        return free + cost_s
+
+    def computed(self, lease: Lease, prompt_tokens: int, cached_tokens: int | None, now: float) -> None:
+        """A prompt was computed; what the worker found cached of it counts, where it says so."""
+        prompt = self._prompts.pop(lease, None)
+        if prompt is None:
+            return
+        self.total_s = self.total_s - prompt.cost_s if self._prompts else 0.0
+        cached = prompt.cached if cached_tokens is None else cached_tokens
+        uncached = max(1, prompt_tokens - cached)
+        took_s = now - self.since
+        if took_s > _SAME_PASS_S or not self._waiting_prompts:
+            self._learn()
+            self._pending_s = took_s
+        self._waiting_prompts += 1
+        self._tokens += uncached
+        self._pairs += pairs(uncached, cached)
+        if not self._clean:
+            self._forget_pending()
+        self._clean = True
+        self.since = now
+
+    def dropped(self, lease: Lease, now: float) -> None:
+        """A prompt was not computed, or nobody knows how far: what follows it teaches nothing."""
+        prompt = self._prompts.pop(lease, None)
+        if prompt is not None:
+            self.total_s = self.total_s - prompt.cost_s if self._prompts else 0.0
+            self._clean = False
+
+    def _learn(self) -> None:
+        if self._waiting_prompts:
+            self.cost.observe(self._waiting_prompts, self._tokens, self._pairs, self._pending_s)
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        self._waiting_prompts = self._tokens = 0
+        self._pairs = 0.0
+
+    # --------------------------------------------------------------------- questions
+
+    def free_at(self, now: float) -> float:
+        """The instant at which all that is granted should be computed.
+
+        What is overdue is taken to need as long again as it is overdue by now.
+        """
+        if not self._prompts:
+            return now
+        first_end = self.since + self._first_s()
+        end = self.since + self.total_s
+        if now <= first_end:
+            return end
+        return end + 2.0 * (now - first_end)
+
+    def opens_at(self, now: float, lead_s: float) -> float | None:
+        """The instant from which it may get one more prompt, at or before `now` if at once; None: after an answer.
+
+        `lead_s`: how much work may be sent ahead. A worker whose answer is late by half gets nothing until it comes.
+        """
+        if not self._prompts:
+            return now
+        first_s = self._first_s()
+        if self.total_s - first_s > lead_s or now - self.since > _LATE * first_s + _CHECK_AGAIN_S:
+            return None
+        return self.since + self.total_s - lead_s
+
+    def lead_s(self, depth: float) -> float:
+        """How much work to send ahead when so many prompts wait for each worker.
+
+        Prompts that are sent together share a pass and its fixed cost. That costs the first of them time, which is
+        worth it when many wait.
+        """
+        return max(LEAD_S, min(depth, MOST_OVERHEADS) * self.cost.weights[0])
+
+    def overdue_s(self, now: float) -> float:
+        """For how long an answer has been missing; 0 when none is."""
+        return max(0.0, now - self.since - self._first_s()) if self._prompts else 0.0
+
+    def next_check(self, now: float) -> float | None:
+        """The instant at which to think again about an answer that is missing."""
+        overdue = self.overdue_s(now)
+        return now + max(_CHECK_AGAIN_S, overdue) if overdue > 0 else None
+
+    def _first_s(self) -> float:
+        for prompt in self._prompts.values():
+            return prompt.cost_s
+        return 0.0

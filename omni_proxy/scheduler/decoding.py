@@ -1,0 +1,73 @@
+"""The answers that one worker makes for us: how long its steps take, and what each answer teaches. Pure.
+
+An answer that took 3 s for 100 tokens tells the mean of its steps. What the steps had in them meanwhile is kept as two
+integrals over time, of sequences and of their tokens, so that their means over the same 3 s follow by subtraction.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_proxy.messages import Lease
+from omni_proxy.scheduler.cost import DecodeCost
+
+_LEAST_TOKENS: Final = 8
+"""Shorter answers tell little of a step."""
+
+
+class _Answer:
+    __slots__ = ("begun", "kv_token_s", "kv_tokens", "seq_s")
+
+    def __init__(self, begun: float, kv_tokens: int, seq_s: float, kv_token_s: float) -> None:
+        self.begun = begun
+        self.kv_tokens = kv_tokens
+        self.seq_s = seq_s
+        self.kv_token_s = kv_token_s
+
+
+class Decoding:
+    """Answers under way on one worker, from their first token on. Instants in seconds, monotonic."""
+
+    __slots__ = ("_answers", "_at", "_kv_token_s", "_kv_tokens", "_seq_s", "cost")
+
+    def __init__(self, peers: DecodeCost | None = None) -> None:
+        self.cost = DecodeCost(peers)
+        self._answers: dict[Lease, _Answer] = {}
+        self._kv_tokens = 0
+        self._at = 0.0
+        self._seq_s = 0.0
+        self._kv_token_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def begun(self, lease: Lease, kv_tokens: int, now: float) -> None:
+        """The first token has come; `kv_tokens` is the context, with half of the expected answer."""
+        self._advance(now)
+        self._kv_tokens += kv_tokens
+        self._answers[lease] = _Answer(now, kv_tokens, self._seq_s, self._kv_token_s)
+
+    def ended(self, lease: Lease, tokens: int | None, now: float) -> None:
+        """An answer has ended: after `tokens`, or None where nobody counted or it did not end by itself."""
+        answer = self._answers.get(lease)
+        if answer is None:
+            return
+        self._advance(now)
+        del self._answers[lease]
+        self._kv_tokens -= answer.kv_tokens
+        lasted = now - answer.begun
+        if tokens is None or tokens < _LEAST_TOKENS or lasted <= 0:
+            return
+        seqs = (self._seq_s - answer.seq_s) / lasted
+        kv_tokens = (self._kv_token_s - answer.kv_token_s) / lasted
+        self.cost.observe(seqs, kv_tokens, lasted / (tokens - 1))
+
+    def step_s(self, more_seqs: int = 0, more_kv_tokens: int = 0) -> float:
+        """How long a step should take now, or with so much more in it; seconds."""
+        return self.cost.step_s(len(self._answers) + more_seqs, self._kv_tokens + more_kv_tokens)
+
+    def _advance(self, now: float) -> None:
+        past = now - self._at
+        self._at = now
+        self._seq_s += past * len(self._answers)
+        self._kv_token_s += past * self._kv_tokens

@@ -1,0 +1,110 @@
+"""The head of the queue: what stands above every order. Pure.
+
+First those that had their turn before (retries), then those that have waited for longer than the starvation timeout,
+the longest waiting first; then the client's priority classes, the lowest number first as engines have it; within a
+class fair shares of the tenants, where asked for; and within those the order of the config.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from omni_proxy.lifecycle.request import Request
+from omni_proxy.scheduler.orders import Order
+from omni_proxy.scheduler.queue import WaitingQueue
+
+_MOST_TENANTS: Final = 10_000
+_LEAST_WEIGHT: Final = 1e-3
+
+_Standing = tuple[int, int, float, int, Request]
+"""Group, class, rank, position: unique before the request is compared."""
+
+
+class Shares:
+    """How much each tenant has had, by its weight: who had least is next. Who comes back gets no credit for absence."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._had: dict[str, float] = {}
+        self._floor = 0.0
+
+    def took(self, tenant: str, tokens: int) -> None:
+        """A tenant got so many prompt tokens computed."""
+        if len(self._had) >= _MOST_TENANTS:
+            self._had.clear()
+            self._floor = 0.0
+        self._had[tenant] = max(self._had.get(tenant, 0.0), self._floor) + tokens / self._weight(tenant)
+
+    def merge(self, standings: Sequence[_Standing], count: int) -> list[_Standing]:
+        """Those of one class in a fair order, each tenant's own in the order given."""
+        rows: dict[str, list[_Standing]] = {}
+        for standing in standings:
+            rows.setdefault(standing[4].spec.tenant, []).append(standing)
+        if len(rows) == 1:
+            return list(standings[:count])
+        had = {tenant: self._had.get(tenant, 0.0) for tenant in rows}
+        self._floor = max(self._floor, min(had.values()))
+        turns = [(max(value, self._floor), tenant, 0) for tenant, value in had.items()]
+        heapq.heapify(turns)
+        merged: list[_Standing] = []
+        while turns and len(merged) < count:
+            value, tenant, place = heapq.heappop(turns)
+            row = rows[tenant]
+            merged.append(row[place])
+            request = row[place][4]
+            value += max(1, request.prompt_tokens - request.best_cached) / self._weight(tenant)
+            if place + 1 < len(row):
+                heapq.heappush(turns, (value, tenant, place + 1))
+        return merged
+
+    def _weight(self, tenant: str) -> float:
+        return max(_LEAST_WEIGHT, self._weights.get(tenant, 1.0))
+
+
+class Lineup:
+    """Puts a waiting queue in order, as far as its head is asked for."""
+
+    def __init__(self, order: Order, starvation_timeout_s: float, shares: Shares | None = None) -> None:
+        self._order = order
+        self._starvation_timeout_s = starvation_timeout_s
+        self.shares = shares
+
+    def head(self, queue: WaitingQueue, count: int, now: float) -> list[Request]:
+        """The first `count` of those that wait, the next first."""
+        waiting = queue.requests()
+        if len(waiting) < 2:
+            return waiting
+        starved_before = now - self._starvation_timeout_s
+        standings: list[_Standing] = []
+        for place, (request, rank) in enumerate(zip(waiting, self._order.ranks(waiting, now), strict=True)):
+            if request.retries and queue.goes_first(request):
+                standings.append((0, 0, request.queued_at, place, request))
+            elif request.queued_at <= starved_before:
+                standings.append((1, 0, request.queued_at, place, request))
+            else:
+                standings.append((2, request.spec.priority, rank, place, request))
+        if self.shares is None:
+            return [standing[4] for standing in heapq.nsmallest(count, standings)]
+        return self._fair(sorted(standings), count, self.shares)
+
+    def is_starved(self, request: Request, now: float) -> bool:
+        """Has a request waited for longer than the timeout?"""
+        return request.queued_at <= now - self._starvation_timeout_s
+
+    def _fair(self, standings: list[_Standing], count: int, shares: Shares) -> list[Request]:
+        """Each class of the ordinary ones merged by fair shares; those in front of them as they are."""
+        found: list[Request] = []
+        begin = 0
+        while begin < len(standings) and len(found) < count:
+            end = begin + 1
+            if standings[begin][0] == 2:
+                while end < len(standings) and standings[end][1] == standings[begin][1]:
+                    end += 1
+                merged = shares.merge(standings[begin:end], count - len(found))
+                found.extend([standing[4] for standing in merged])
+            else:
+                found.append(standings[begin][4])
+            begin = end
+        return found

@@ -1,0 +1,266 @@
+"""Which waiting prompt goes to which prefill worker, and which waits for one that is better. Pure.
+
+The queue is walked in the order of the config. Each prompt is given, in thought, the worker that is best for it: what
+the worker has to do before is counted, what was planned before in this walk, and which blocks it will have by then. If
+that worker can take the prompt now, it gets it. Otherwise its place is kept for this walk, and nothing behind may take
+it. So a prompt waits for the worker that holds its prefix exactly when waiting is better than computing anew, and
+nothing is decided before it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Final
+
+from omni_proxy.apc.homes import Homes
+from omni_proxy.apc.index import PrefixIndex
+from omni_proxy.lifecycle.request import Request
+from omni_proxy.messages import Leg, Placement
+from omni_proxy.scheduler.backlog import LEAD_S
+from omni_proxy.scheduler.foreseen import KEPT_S, Foreseen
+from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.lineup import Lineup
+from omni_proxy.scheduler.queue import WaitingQueue
+
+WALK_REQUESTS: Final = 64
+"""So many requests at the head of the queue are looked at in one walk."""
+MATCHES: Final = 16
+"""So many of them are looked up again in one walk."""
+LEAST_WEIGHT: Final = 0.1
+"""A worker of less weight is taken for ten times as slow, not for useless."""
+_NEAR_S: Final = 0.002
+_NEAR_SHARE: Final = 0.05
+"""A prompt that nobody holds goes to its home if that is worse than the best by no more than this."""
+_SHOWN: Final = 4
+
+
+class Choice:
+    """A worker for a prompt: when it could begin, when it should end, and what it should find cached."""
+
+    __slots__ = ("cached", "finish", "home", "scores", "start", "uncached", "worker")
+
+    def __init__(
+        self, worker: WorkerLoad, start: float, uncached: int, cached: int, scores: list[float], home: bool
+    ) -> None:
+        self.worker = worker
+        self.start = start
+        self.finish = start + worker.backlog.cost.seconds(uncached, cached)
+        self.uncached = uncached
+        self.cached = cached
+        self.scores = scores
+        """What was compared: for each candidate, in order, an instant."""
+        self.home = home
+
+
+Able = Callable[[Request, float], Sequence[WorkerLoad]]
+Grant = Callable[[Request, Choice, Placement, float], bool]
+
+
+class PrefillPlan:
+    """Walks the prefill queue. Whom a prompt may go to and how a grant is booked is the planner's business."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        queue: WaitingQueue,
+        index: PrefixIndex,
+        homes: Homes | None,
+        lineup: Lineup,
+        work_weight: float,
+        able: Able,
+        grant: Grant,
+    ) -> None:
+        self._ledger = ledger
+        self._queue = queue
+        self._index = index
+        self._homes = homes
+        self._lineup = lineup
+        self._work_weight = work_weight
+        self._able = able
+        self._grant = grant
+        self._foreseen = Foreseen()
+        self.wake_at: float | None = None
+        """When a worker opens, or is to be thought about again, though nothing else happens; None: never."""
+
+    # --------------------------------------------------------------------- one prompt
+
+    def place_at_once(self, request: Request, now: float) -> bool:
+        """Grant a prompt that nobody waits before, if the best worker for it can take it now."""
+        able = self._able(request, now)
+        if not able:
+            return False
+        self._foreseen.begin_walk(now)
+        for worker in able:
+            worker.backlog.booked_until = worker.backlog.free_at(now)
+        choice = self.best(request, able, self._work_weight, now)
+        if is_open(choice.worker, now, LEAD_S) and self._take(request, choice, able, now):
+            return True
+        self.wake_at = self._next_opening(now)
+        return False
+
+    def soonest(self, request: Request, now: float) -> float:
+        """The instant at which a prefill worker could have computed a prompt that came now and went first."""
+        able = self._able(request, now)
+        for worker in able:
+            worker.backlog.booked_until = worker.backlog.free_at(now)
+        return self.best(request, able, 0.0, now).finish if able else inf
+
+    def best(self, request: Request, able: Sequence[WorkerLoad], work_weight: float, now: float) -> Choice:
+        """The best worker for a prompt: where it is computed early and with little work.
+
+        A second of work counts `1 + work_weight` times: it delays this prompt, and those that come behind it.
+        """
+        prompt = request.prompt_tokens
+        cached = request.cached
+        if request.block_keys:
+            cached = self._foreseen.add_to(cached, request.block_keys)
+        counts = 1.0 + work_weight
+        best, best_score, best_cached = able[0], inf, 0
+        scores: list[float] = []
+        for worker in able:
+            backlog = worker.backlog
+            have = min(cached.get(worker.name, 0), prompt - 1) if cached else 0
+            score = backlog.booked_until + counts * backlog.cost.seconds(prompt - have, have)
+            if worker.weight != 1.0:
+                score = now + (score - now) / max(worker.weight, LEAST_WEIGHT)
+            scores.append(score)
+            if score < best_score:
+                best, best_score, best_cached = worker, score, have
+        home = False
+        if not best_cached:
+            limit = best_score + _NEAR_S + _NEAR_SHARE * (best_score - now)
+            near = [w for w, score in zip(able, scores, strict=True) if score <= limit]
+            if len(near) > 1:
+                best, home = self._cold(request, able, near)
+        return Choice(best, best.backlog.booked_until, prompt - best_cached, best_cached, scores, home)
+
+    def _cold(
+        self, request: Request, able: Sequence[WorkerLoad], near: Sequence[WorkerLoad]
+    ) -> tuple[WorkerLoad, bool]:
+        """Of workers that are about as good, for a prompt that they do not hold: its home, or the next on the ring.
+
+        A prompt without a home goes to the one that was used least recently.
+        """
+        if self._homes is not None and (request.block_keys or request.spec.session):
+            names = {worker.name: worker for worker in near}
+            ring = tuple([worker.name for worker in able])
+            for name in self._homes.order(request.spec.session, request.block_keys, ring):
+                if name in names:
+                    return names[name], True
+        return min(near, key=_last_granted), False
+
+    def _take(self, request: Request, choice: Choice, able: Sequence[WorkerLoad], now: float) -> bool:
+        """Grant a prompt to the worker chosen; False where that has no room after all."""
+        if not has_room(choice.worker, choice.uncached, request.prompt_tokens):
+            return False
+        if not self._grant(request, choice, _placement(choice, able, now), now):
+            return False
+        self._foreseen.granted(choice.worker.name, request.block_keys, choice.finish)
+        if self._lineup.shares is not None:
+            self._lineup.shares.took(request.spec.tenant, choice.uncached)
+        return True
+
+    # ------------------------------------------------------------------------ the walk
+
+    def walk(self, now: float) -> Iterator[Request]:
+        """Grant what can be granted; yields each request after its leases are booked."""
+        self._foreseen.begin_walk(now)
+        opened = self._survey(now)
+        if opened:
+            yield from self._walk(now, opened)
+        self.wake_at = self._next_opening(now)
+
+    def _survey(self, now: float) -> int:
+        """Note for each worker when it is free and whether it is open; returns how many are."""
+        opened = 0
+        depth = self._depth()
+        for worker in self._ledger:
+            if worker.prefills:
+                backlog = worker.backlog
+                backlog.booked_until = backlog.free_at(now)
+                backlog.reserved = not is_open(worker, now, backlog.lead_s(depth))
+                if not backlog.reserved:
+                    opened += 1
+        return opened
+
+    def _walk(self, now: float, opened: int) -> Iterator[Request]:
+        matches, depth = MATCHES, self._depth()
+        for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
+            able = self._able(request, now)
+            if not able:
+                continue
+            if request.block_keys and matches and now - request.matched_at > KEPT_S / 2:
+                request.match(self._index.match(request.block_keys), now)
+                matches -= 1
+            starved = self._lineup.is_starved(request, now)
+            choice = self.best(request, able, 0.0 if starved else self._work_weight, now)
+            backlog = choice.worker.backlog
+            granted = not backlog.reserved and self._take(request, choice, able, now)
+            if granted:
+                self._queue.remove(request)
+                yield request
+            else:
+                self._foreseen.plan(choice.worker.name, request.block_keys)
+            backlog.booked_until = max(backlog.booked_until, choice.finish)
+            if not backlog.reserved and not (granted and is_open(choice.worker, now, backlog.lead_s(depth))):
+                backlog.reserved = True
+                opened -= 1
+                if opened <= 0:
+                    return
+
+    def _depth(self) -> float:
+        """How many prompts wait for each prefill worker."""
+        return len(self._queue.waits) / max(1, self._ledger.prefill_count)
+
+    def _next_opening(self, now: float) -> float | None:
+        """The first instant at which a worker that is closed now opens, or an answer is worth another thought."""
+        first, check, another = inf, inf, False
+        depth = self._depth()
+        for worker in self._ledger:
+            if not worker.prefills or worker.seqs >= worker.max_seqs:
+                continue
+            at = worker.backlog.opens_at(now, worker.backlog.lead_s(depth))
+            if at is None:
+                continue
+            if at > now:
+                first = min(first, at)
+            elif now >= worker.ejected_until and worker.up and not worker.draining:
+                another = True
+        if another:  # whoever waits for a worker that is late may go there
+            for worker in self._ledger:
+                at = worker.backlog.next_check(now) if worker.prefills else None
+                if at is not None:
+                    check = min(check, at)
+        first = min(first, check)
+        return first if first < inf else None
+
+
+def _last_granted(worker: WorkerLoad) -> int:
+    return worker.last_granted
+
+
+def is_open(worker: WorkerLoad, now: float, lead_s: float) -> bool:
+    """Can it take a prompt now, as far as time and sequences go? `lead_s`: how much work may be sent ahead."""
+    if not worker.up or worker.draining or worker.seqs >= worker.max_seqs:
+        return False
+    at = worker.backlog.opens_at(now, lead_s)
+    return at is not None and at <= now
+
+
+def has_room(worker: WorkerLoad, uncached: int, prompt_tokens: int) -> bool:
+    """Is there room for so much to compute, and for the KV of the whole prompt? An idle worker takes any length."""
+    spec = worker.spec
+    if worker.prefill_tokens and worker.prefill_tokens + uncached > spec.max_batch_tokens:
+        return False
+    capacity = spec.kv_capacity_tokens
+    return capacity is None or worker.kv_tokens == 0 or worker.kv_tokens + prompt_tokens <= capacity
+
+
+def _placement(choice: Choice, able: Sequence[WorkerLoad], now: float) -> Placement:
+    """The choice with its reasons: candidates by the seconds that were compared."""
+    shown = sorted([(score - now, worker.name) for score, worker in zip(choice.scores, able, strict=True)])[:_SHOWN]
+    reason = "home of its prefix" if choice.home else "computed there soonest for the least work"
+    candidates = tuple([(name, seconds) for seconds, name in shown])
+    name, start, finish = choice.worker.name, choice.start - now, choice.finish - now
+    return Placement(name, Leg.PREFILL, reason, candidates, start, finish, choice.cached)

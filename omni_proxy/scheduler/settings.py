@@ -1,0 +1,29 @@
+"""What an operator may set of scheduling. Pure; the config's names and checks are in `config.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingSettings:
+    """Who goes first, and how far a prompt may wait for a worker that holds its prefix. Seconds and tokens as named."""
+
+    order: str = "weighted"
+    length_weight: float = 0.8
+    wait_weight: float = 0.2
+    apc_weight: float = 0.0
+    """Weights of the `weighted` order."""
+    starvation_timeout_s: float = 30.0
+    """Who has waited longer goes before all others, the longest waiting first."""
+    fair_tenants: bool = False
+    """Share the workers between the tenants that wait, by weight."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """1 for a tenant that is not named."""
+    ttft_target_s: float | None = None
+    """For the order `deadline`: the target of a request that names none itself."""
+    work_weight: float = 2.0
+    """How much a second of work counts against a second of one's own waiting: work delays those behind, too."""
+    aggregate_below_tokens: int | None = 0
+    """Prompts with fewer tokens to compute need no handoff; 0: every prompt is handed over; None: by predicted cost."""
