@@ -315,7 +315,8 @@ def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounte
     if path is None or config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
         return None
     try:
-        return TokenCounter(PromptTokenizer.load(path, frozenset(config.model.adapters)), post)
+        tokenizer = PromptTokenizer.load(path, frozenset(config.model.adapters))
+        return TokenCounter(tokenizer, post, config.model.send_token_ids)
     except (TokenizerError, ChatTemplateError) as exc:
         raise ConfigError(f"model.path: {exc}") from exc
 

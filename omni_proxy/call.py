@@ -104,6 +104,8 @@ class Call(Struct):
     """The field that asks for that."""
     tampered: bool = False
     """The client sent internal fields; they must not reach a worker."""
+    token_ids: bytes = b""
+    """The prompt's token ids as JSON, where it was text and workers are to get them."""
 
 
 def parse_call(path: str, body: bytes) -> Call:

@@ -191,6 +191,8 @@ class Model(_Model):
     path: Path | None = None
     adapters: tuple[str, ...] = ()
     """Names under which LoRA adapters of it are served: their prompts share no KV with those of others."""
+    send_token_ids: bool = False
+    """Workers get token ids instead of text where their protocol has a place for them; the folder must be theirs."""
 
 
 class Limits(_Model):

@@ -130,9 +130,11 @@ def _flag(call: Call, name: str, default: bool) -> bool:
 class TokenCounter:
     """Reads prompts in a few threads and posts `Tokenized`. `fallbacks` counts what could not be tokenised."""
 
-    def __init__(self, tokenizer: PromptTokenizer, post: PostTokenized) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, post: PostTokenized, keep_ids: bool = False) -> None:
+        """`keep_ids`: a call that was text keeps its token ids for the workers."""
         self._tokenizer = tokenizer
         self._post = post
+        self._keep_ids = keep_ids
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenizer")
         self._loop = asyncio.get_running_loop()
         self.fallbacks = 0
@@ -147,6 +149,8 @@ class TokenCounter:
         tokens: PromptTokens | None = None
         try:
             tokens = self._tokenizer.read(call)
+            if self._keep_ids and tokens is not None and tokens.ids is not None:
+                call.token_ids = msgspec.json.encode(tokens.ids.tolist())
         except (BadMessage, ChatTemplateError, TokenizerError, msgspec.DecodeError) as exc:
             logger.debug("prompt not tokenised: %s", exc)
         except (OverflowError, TypeError, ValueError) as exc:  # token ids that are none, text that is not Unicode

@@ -60,7 +60,7 @@ class _Up:
         options = self._options
         config = Config(
             listen=Listen(host=options.host, port=options.port),
-            model=Model(path=options.model),
+            model=Model(path=options.model, send_token_ids=True),
             access_log=AccessLog(path=options.access_log),
             # Workers that die come back within seconds: a request may wait for them.
             limits=Limits(no_worker_timeout_s=30.0),

@@ -34,6 +34,7 @@ from omni_proxy.messages import (
     Tokenize,
     Tokenized,
 )
+from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.upstream import Upstream
 
 FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
@@ -167,7 +168,8 @@ class Edge:
         exchange.prefill_pending = peer is not None
         if peer is not None or exchange.room == 0:
             exchange.room = self._random.getrandbits(63)
-        body = upstream.connector.prefill_body(exchange.call, exchange.room, upstream.peer)
+        call = _for_worker(exchange.call, upstream.connector)
+        body = upstream.connector.prefill_body(call, exchange.room, upstream.peer)
         self._send(PrefillLeg(exchange, lease, self.post, self._loop, upstream.connector), upstream, body)
 
     def _start_decode(self, lease: Lease, peer: str | None) -> None:
@@ -184,6 +186,7 @@ class Edge:
         handoff = exchange.handoff
         extra = upstream.connector.decode_fields(exchange.room, prefill.peer if prefill else None, handoff)
         forced = call.stream and not call.wants_usage
+        call = _for_worker(call, upstream.connector)
         body = append_fields(call, [*extra, _forced_usage(call)] if forced else extra)
         leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
         self._send(leg, upstream, body)
@@ -261,6 +264,15 @@ class Edge:
         elif leg.begun and waited > self._limits.inter_chunk_s:
             detail = f"nothing more within {self._limits.inter_chunk_s:g} s"
             leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=True))
+
+
+def _for_worker(call: Call, connector: Connector) -> Call:
+    """The call as a worker gets it: with token ids where they are known and it takes them."""
+    field = connector.ids_fields.get(call.path) if call.token_ids else None
+    if field is None:
+        return call
+    fields = {**call.fields, field: msgspec.Raw(call.token_ids)}
+    return msgspec.structs.replace(call, fields=fields, tampered=True)
 
 
 def _forced_usage(call: Call) -> tuple[str, bytes]:

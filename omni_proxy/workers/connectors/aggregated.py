@@ -6,7 +6,7 @@ from msgspec import Raw
 
 from omni_proxy.call import Call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Peer, PrefillAnswer
+from omni_proxy.workers.connectors.base import NO_IDS, Peer, PrefillAnswer
 
 
 class Aggregated:
@@ -15,6 +15,7 @@ class Aggregated:
     name = "aggregated"
     modes = (Mode.AGGREGATED,)
     handoff_reusable = False
+    ids_fields = NO_IDS
 
     def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
         raise AssertionError("an aggregated worker has no prefill leg")

@@ -5,6 +5,7 @@ A connector turns bytes into bytes and keeps no state; sockets, leases and retri
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -48,6 +49,11 @@ class Connector(Protocol):
         """May another D be tried with the same parameters after one that was never reached?"""
         ...
 
+    @property
+    def ids_fields(self) -> Mapping[str, str]:
+        """By endpoint: the field in which the engine takes the prompt as token ids instead of text."""
+        ...
+
     def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
         """The body of the P leg. `room`: a 63-bit number that both legs of this attempt share."""
         ...
@@ -65,6 +71,7 @@ class Connector(Protocol):
         ...
 
 
+NO_IDS: Final[Mapping[str, str]] = {}
 OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 DROPPED_ON_PREFILL: Final = frozenset(
     {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import msgspec
 from msgspec import Raw
 
+from omni_proxy.call import CHAT, COMPLETIONS
 from omni_proxy.workers.connectors.vllm_nixl import VllmNixl
 
 
@@ -12,6 +16,7 @@ class Omni(VllmNixl):
     """As `vllm-nixl`; P need not wait for its lease to end when D will not come."""
 
     name = "omni"
+    ids_fields: ClassVar[Mapping[str, str]] = {COMPLETIONS: "prompt", CHAT: "prompt_token_ids"}
 
     def release(self, handoff: Raw) -> tuple[str, bytes] | None:
         params = msgspec.json.decode(handoff, type=dict[str, Raw])

@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from omni_proxy.call import Call, append_fields
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Peer, PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import NO_IDS, Peer, PrefillAnswer, read_usage_and_params
 
 
 class Sglang:
@@ -16,6 +16,7 @@ class Sglang:
     name = "sglang"
     modes = (Mode.PARALLEL,)
     handoff_reusable = False
+    ids_fields = NO_IDS
 
     def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.

@@ -6,12 +6,13 @@ P is asked with `do_remote_decode`, answers with the place of its blocks, and D 
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 import msgspec
 from msgspec import Raw, Struct
 
-from omni_proxy.call import Call, encode_fields
+from omni_proxy.call import COMPLETIONS, Call, encode_fields
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import (
     GarbageAnswer,
@@ -40,6 +41,7 @@ class VllmNixl:
     name = "vllm-nixl"
     modes = (Mode.SEQUENTIAL, Mode.AGGREGATED)
     handoff_reusable = True
+    ids_fields: ClassVar[Mapping[str, str]] = {COMPLETIONS: "prompt"}
 
     def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
         return encode_fields(one_token_fields(call) | {"kv_transfer_params": ASK_PREFILL})

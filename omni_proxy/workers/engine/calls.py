@@ -96,7 +96,10 @@ class CallBuilder:
             max_tokens=limit or body.max_tokens,
             prompt_field="messages",
         )
-        token_ids = await self.chat_tokens(body)
+        if body.prompt_token_ids is None:
+            token_ids = await self.chat_tokens(body)
+        else:
+            token_ids = await self.prompt_tokens(tuple(body.prompt_token_ids), False)
         return self._call(self._chat, plan, [token_ids], model, created)
 
     async def completion(self, body: CompletionRequest, request_id: str, created: int) -> Call:

@@ -127,6 +127,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
+    prompt_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    """The rendered messages as token ids, where somebody in front has tokenised them already."""
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -271,3 +271,11 @@ def test_an_engine_error_in_a_stream_is_an_event_and_no_done(engine: FakeEngine,
     assert '"role":"assistant"' in first
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["message"], error["code"]) == ("the fake engine failed", 500)
+
+
+def test_a_chat_may_come_with_its_token_ids(http: httpx.Client, engine: FakeEngine) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    assert http.post("/v1/chat/completions", json={**body, "prompt_token_ids": [5, 6, 7]}).status_code == 200
+    assert engine.submitted[-1].prompt_token_ids == (5, 6, 7)
+    for ids in ([999_999], [-1], ["x"], []):
+        assert http.post("/v1/chat/completions", json={**body, "prompt_token_ids": ids}).status_code == 400
