@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from omni_proxy.workers.engine.placement.draft import Draft, Floats, Ints, drafted, scaled
+from omni_proxy.workers.engine.placement.draft import Bools, Draft, Floats, Ints, drafted, scaled
 from omni_proxy.workers.engine.placement.errors import Fault, PlacementError
 from omni_proxy.workers.engine.placement.loads import Loads, checked
 from omni_proxy.workers.engine.placement.match import copied_experts
@@ -26,6 +26,7 @@ from omni_proxy.workers.engine.placement.shares import Sites, Split, even, level
 from omni_proxy.workers.engine.placement.swaps import exchange_deltas
 
 STEEP: Final = 8
+TOP_RANKS: Final = 3  # most loaded ranks of a row whose moves are compared
 CANDIDATES: Final = 32  # slots per layer that are looked at closely for an ADD
 SWEEPS: Final = 8
 LEAST_FALL: Final = 1e-9
@@ -120,22 +121,62 @@ def _step(draft: Draft, rows: Ints, options: MoveOptions) -> Ints:
     """The best move in each of `rows`; return the rows in which one was made and helped."""
     part = draft.take(rows)
     before = _steepness(part.load)
-    where = sites(part)
-    top = part.load.argmax(axis=1)
-    fill = partial(water, spread=options.spread) if options.split is Split.PROPORTIONAL else even
-    adds, chosen = _add_falls(part, where, top, fill, options.fill_empty)
-    swaps = _swap_falls(part, top, options.fill_empty)
-    flat_adds, flat_swaps = adds.reshape(len(rows), -1), swaps.reshape(len(rows), -1)
-    add, swap = flat_adds.argmax(axis=1), flat_swaps.argmax(axis=1)
+    best = _best_moves(part, options)
     at = np.arange(len(rows))
-    adding = flat_adds[at, add] >= flat_swaps[at, swap]
-    possible = np.maximum(flat_adds[at, add], flat_swaps[at, swap]) > LEAST_FALL
-    _make_adds(part, at[adding & possible], top, add, chosen)
-    _make_swaps(part, at[~adding & possible], top, swap)
+    possible = best.fall > LEAST_FALL
+    _make_adds(part, at[best.adding & possible], best.top, best.move, best.chosen)
+    _make_swaps(part, at[~best.adding & possible], best.top, best.move)
     _settle(part, options.split, options.spread)
     good = np.flatnonzero(possible & (_steepness(part.load) < before - LEAST_FALL))
     draft.put(rows[good], part, good)
     return rows[good]
+
+
+@dataclass(slots=True)
+class _Best:
+    """For each row the best move so far: of which rank, add or swap, and its number among those."""
+
+    fall: Floats
+    top: Ints
+    adding: Bools
+    move: Ints
+    chosen: Ints
+
+
+def _best_moves(part: Draft, options: MoveOptions) -> _Best:
+    """The best move of each row that relieves one of its most loaded ranks."""
+    where = sites(part)
+    fill = partial(water, spread=options.spread) if options.split is Split.PROPORTIONAL else even
+    order = np.argsort(-part.load, axis=1, kind="stable")
+    best: _Best | None = None
+    for nth in range(min(TOP_RANKS, order.shape[1])):
+        found = _moves_of(part, where, order[:, nth], fill, options.fill_empty)
+        best = found if best is None else _better(best, found)
+    assert best is not None
+    return best
+
+
+def _moves_of(part: Draft, where: Sites, top: Ints, fill: Fill, fill_empty: bool) -> _Best:
+    adds, chosen = _add_falls(part, where, top, fill, fill_empty)
+    swaps = _swap_falls(part, top, fill_empty)
+    rows = np.arange(len(top))
+    flat_adds, flat_swaps = adds.reshape(len(top), -1), swaps.reshape(len(top), -1)
+    add, swap = flat_adds.argmax(axis=1), flat_swaps.argmax(axis=1)
+    add_fall, swap_fall = flat_adds[rows, add], flat_swaps[rows, swap]
+    adding = add_fall >= swap_fall
+    return _Best(np.maximum(add_fall, swap_fall), top, adding, np.where(adding, add, swap), chosen)
+
+
+def _better(one: _Best, other: _Best) -> _Best:
+    """Row by row the one with the larger fall; the first of equals."""
+    take = other.fall > one.fall
+    return _Best(
+        np.where(take, other.fall, one.fall),
+        np.where(take, other.top, one.top),
+        np.where(take, other.adding, one.adding),
+        np.where(take, other.move, one.move),
+        np.where(take[:, None], other.chosen, one.chosen),
+    )
 
 
 def _steepness(load: Floats) -> Floats:

@@ -108,6 +108,9 @@ def solve(weights: Floats, topology: Topology, options: Options) -> Draft:
     replication = replicate(weights, min(most * ranks, ranks * weights.shape[1]) - weights.shape[1], ranks)
     shared = _shared_out(replication, extras, topology.nodes)
     draft = _pack_well(weights, replication, shared, ranks, most, options, pooled=True)
+    alike = _pack_well(weights, replication, np.full(len(weights), extras), ranks, slots, options, search=False)
+    if _risk(alike, options.noise).sum() < _risk(draft, options.noise).sum():
+        draft = alike
     for node in range(topology.nodes):
         rows = np.arange(node, len(weights), topology.nodes)
         part = draft.take(rows)
@@ -135,13 +138,14 @@ def _pack_well(
     slots: int,
     options: Options,
     pooled: bool = False,
+    search: bool = True,
 ) -> Draft:
     bound = lower_bound(weights, ranks, extras, None if pooled else slots)
     draft = pack(weights, replication.copies(extras), ranks, slots)
     refine(draft, bound * NEAR, ROUNDS)
     if options.split is Split.EVEN:
         return draft
-    if pooled or slots == PAIR:
+    if search and (pooled or slots == PAIR):
         _search_anew(draft, extras, bound, pooled, options.noise)
     for _ in range(LEVEL_ROUNDS):
         level(draft, LEVEL_SWEEPS)
