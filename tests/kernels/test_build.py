@@ -44,6 +44,7 @@ def test_a_failing_compiler_is_quoted_in_one_line(nothing_built: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_made_is_a_reason(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
     (nothing_built / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(nothing_built / "file"))
     assert "file" in library.find_library()[1]
@@ -51,6 +52,7 @@ def test_a_cache_that_cannot_be_made_is_a_reason(nothing_built: Path, monkeypatc
 
 def test_the_cache_is_used_and_keyed_by_content(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
     monkeypatch.setattr(build, "compile_library", lambda target: (made.append(target), target.write_bytes(b""))[1])
     first = build.cached_library()
     assert build.cached_library() == first

@@ -64,6 +64,8 @@ def cached_library() -> Path:
     target = cache_dir() / f"omni_cpu-{source_hash()}-{sys.platform}.so"
     if target.is_file():
         return target
+    if find_compiler() is None:
+        raise BuildError("no C++ compiler found")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _one_at_a_time(target.with_suffix(".lock")):
