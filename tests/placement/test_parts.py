@@ -103,7 +103,7 @@ def _two_rank_peak(weights: np.ndarray, doubled: int, sides: tuple[int, ...]) ->
     loads = [0.0, 0.0]
     for expert, side in zip([e for e in range(4) if e != doubled], sides, strict=True):
         loads[side] += weights[expert]
-    return max(max(loads), (sum(loads) + weights[doubled]) / 2)
+    return float(max(max(loads), (sum(loads) + weights[doubled]) / 2))
 
 
 @given(st.integers(0, 999), st.integers(2, 9), st.integers(5, 40))

@@ -118,8 +118,8 @@ def _memory(loads: np.ndarray, topology: Topology, options: Options) -> int:
     layers, experts = loads.shape
     total = (experts + options.redundancy) // topology.nodes
     if options.memory is Memory.FIXED:
-        return layers * -(-total // topology.ranks_per_node)
-    return -(-layers * total // topology.ranks_per_node)
+        return int(layers * -(-total // topology.ranks_per_node))
+    return int(-(-layers * total // topology.ranks_per_node))
 
 
 def _twins(placement: Placement) -> int:

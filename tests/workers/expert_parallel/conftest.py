@@ -40,7 +40,8 @@ def write_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 
     def write(dtype: torch.dtype = torch.float32, shard_size: str = "1GB", **changes: Any) -> Path:
         torch.manual_seed(0)
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **changes})).to(dtype)
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **changes}))
+        model.to(dtype)
         folder = tmp_path_factory.mktemp("model")
         model.save_pretrained(folder, max_shard_size=shard_size)
         return folder

@@ -35,7 +35,7 @@ def answer(worker: WorkerProcess) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    found = []
+    found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += map(int, (task / "children").read_text().split())
     return found
