@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 import uvloop
+from msgspec import structs
 
 from omni_proxy.config import ConfigError, parse
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.sim.bench.client import BenchPlan, send_all
 from omni_proxy.sim.bench.measure import bench_figures, faults, uncompressed
 from omni_proxy.sim.bench.prompts import PromptForm, Prompts
@@ -22,13 +23,13 @@ from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.commands import SettingsOf, parse_slo
 from omni_proxy.sim.engine_model import EngineModel
 from omni_proxy.sim.figures import Figures, Slo, figures
-from omni_proxy.sim.fit import fit_model
+from omni_proxy.sim.fit import fit_model, least_squares
 from omni_proxy.sim.fit_command import fit_text, probe_worker
 from omni_proxy.sim.live import Live, LivePlan, cluster
 from omni_proxy.sim.presets import chosen_model, preset
 from omni_proxy.sim.report import seconds_text, table
 from omni_proxy.sim.setup import LoadBasis, WorkloadChoice, at_load, load_workload
-from omni_proxy.sim.workload import Workload
+from omni_proxy.sim.workload import SimRequest, Workload
 from omni_proxy.sim.world import World
 
 EXIT_APART: Final = 1
@@ -67,7 +68,30 @@ def _model(options: argparse.Namespace, live: Live, say: Callable[[str], None]) 
     runs = probe_worker(url, preset("demo"), PromptForm.IDS, options.vocabulary, options.seed)
     found = fit_model(runs, preset("demo"))
     say(fit_text(found))
-    return found.model
+    model = _with_handoff(options, live, found.model)
+    say(f"handoff  {seconds_text(model.link_s)} and {model.link_bytes_per_s / 1e6:.0f} MB/s beside what is modelled")
+    return model
+
+
+def _with_handoff(options: argparse.Namespace, live: Live, model: EngineModel) -> EngineModel:
+    """The model with the time that a handoff takes: what requests, one by one, need more than without it."""
+    free = structs.replace(model, link_s=0.0, link_bytes_per_s=1e15)
+    lengths = [max(16, model.max_model_len * (n % 12 + 1) // 16) for n in range(24)]
+    apart = Workload("handoffs", 64, tuple(SimRequest(1000.0 * n, length, 4) for n, length in enumerate(lengths)))
+    settings = CoreSettings(queue_timeout_s=1e9)
+    run = World(apart, make_cluster(1, 1, 0, free), lambda index: Core(settings)).run()
+    predicted = [record.first_token_at - record.arrived_at for record in run.records if record.first_token_at]
+    plan = BenchPlan("omni-demo", chat=False, stream=True, concurrency=1, timeout_s=300.0)
+    prompts = Prompts(PromptForm.IDS, 64, options.vocabulary)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(send_all(live.url, apart, prompts, plan))
+    rest = [
+        ((1.0, float(length)), max(1e-6, one.first - one.sent - alone))
+        for length, one, alone in zip(lengths, seen, predicted, strict=True)
+        if one.first is not None
+    ]
+    constant, per_token = least_squares(rest)
+    return structs.replace(model, link_s=constant, link_bytes_per_s=model.kv_bytes_per_token / max(per_token, 1e-12))
 
 
 def _measure(
