@@ -53,7 +53,7 @@ from omni_proxy.messages import (
     WorkerRemoved,
     WorkerUp,
 )
-from omni_proxy.scheduler.admission import Admission
+from omni_proxy.scheduler.admission import Admission, retry_after_s
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 from omni_proxy.scheduler.planner import Planner
 from omni_proxy.scheduler.pools import Pools, serves
@@ -245,9 +245,16 @@ class Core:
         self._enqueue(request, now)
         self._plan(now, changed=False)
         if request.stage in _WAITING:
-            refusal = self._settings.admission.refuse_wait(request, self._queues())
+            refusal = self._refuse_wait(request, now)
             if refusal is not None:
                 self._refuse(request, refusal, now)
+
+    def _refuse_wait(self, request: Request, now: float) -> Refusal | None:
+        admission = self._settings.admission
+        refusal = admission.refuse_wait(request, self._queues())
+        if refusal is None and request.spec.ttft_target_s is not None:
+            refusal = admission.refuse_late(request, self._planner.first_token_at(request, now))
+        return refusal
 
     def _enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
         """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
@@ -530,7 +537,8 @@ class Core:
     # -------------------------------------------------------------------- the one end
 
     def _refuse(self, request: Request, refusal: Refusal, now: float) -> None:
-        self._close(request, On.REJECTED, now, refusal.code, refusal.detail, retry_after_s=refusal.retry_after_s)
+        after = retry_after_s(self._planner.drain_s(now)) if refusal.code is ErrorCode.QUEUE_FULL else None
+        self._close(request, On.REJECTED, now, refusal.code, refusal.detail, retry_after_s=after)
 
     def _fail(self, request: Request, code: ErrorCode, detail: str, now: float) -> None:
         self._close(request, On.FAILED, now, code, detail)

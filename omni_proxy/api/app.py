@@ -19,6 +19,7 @@ from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import RequestRecord
 from omni_proxy.observe.timelines import summary, timeline
 from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.regression import Regression
 
 
 class View(Protocol):
@@ -103,6 +104,20 @@ def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:
         "max_sequences": worker.max_seqs,
         "prefill_tokens": worker.prefill_tokens,
         "kv_tokens": worker.kv_tokens,
+        "prefill_free_s": round(worker.backlog.free_at(now) - now, 3),
+        "prefill_cost": _fit(worker.backlog.cost.fit, ("prompt_s", "token_s", "pair_s")),
+        "decode_cost": _fit(worker.decoding.cost.fit, ("step_s", "sequence_s", "kv_token_s")),
+    }
+
+
+def _fit(fit: Regression, names: tuple[str, str, str]) -> dict[str, object]:
+    """What was learned of a worker's speed; `error` is the usual distance from it, as a share."""
+    weights = dict(zip(names, fit.weights, strict=True))
+    return {
+        **weights,
+        "error": round(fit.error, 4),
+        "observations": fit.observations,
+        "rejected": fit.rejected,
     }
 
 

@@ -5,6 +5,7 @@ Knows no sockets; the protocol that reads and answers is `front`.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 from omni_proxy.api.exchange import Exchange
@@ -42,6 +43,9 @@ class _NoEvent:
 
 
 _SESSION = b"x-session-id: "
+_TENANT: Final = b"x-tenant-id: "
+_TTFT_TARGET: Final = b"x-ttft-target-s: "
+_AUTHORIZATION: Final = b"authorization: "
 
 
 class HotRequest:
@@ -101,10 +105,39 @@ def clean_id(value: bytes) -> bytes:
 
 def session_of(forward: bytes) -> str:
     """The client's `x-session-id` among the header lines for the workers; empty for none, or one too long."""
-    start = forward.find(_SESSION)
+    return _header(forward, _SESSION)
+
+
+def tenant_of(forward: bytes) -> str:
+    """Who asks: the client's `x-tenant-id`, else a digest of its API key; empty where there is neither."""
+    tenant = _header(forward, _TENANT)
+    if tenant:
+        return tenant
+    start = forward.find(_AUTHORIZATION)
+    if start < 0:
+        return ""
+    key = forward[start + len(_AUTHORIZATION) : forward.index(b"\r\n", start)]
+    return "key-" + hashlib.blake2b(key, digest_size=6).hexdigest()
+
+
+def ttft_target_of(forward: bytes) -> float | None:
+    """The client's `x-ttft-target-s`, in seconds; None for none, or for what is no positive number."""
+    text = _header(forward, _TTFT_TARGET)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < 1e6 else None
+
+
+def _header(forward: bytes, name: bytes) -> str:
+    """The value of a header line; `name` ends with its colon and space."""
+    start = forward.find(name)
     if start < 0 or (start and forward[start - 2 : start] != b"\r\n"):
         return ""
-    value = forward[start + len(_SESSION) : forward.index(b"\r\n", start)]
+    value = forward[start + len(name) : forward.index(b"\r\n", start)]
     return value.decode("latin-1") if len(value) <= MAX_REQUEST_ID else ""
 
 
@@ -121,4 +154,6 @@ def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool)
         whole=call.whole,
         external_id=exchange.request_id.decode(),
         session=session_of(exchange.forward),
+        tenant=tenant_of(exchange.forward),
+        ttft_target_s=ttft_target_of(exchange.forward),
     )

@@ -31,6 +31,7 @@ SECONDS: Final[tuple[float, ...]] = (
     60.0,
     300.0,
 )
+RATIOS: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 TOKEN_SECONDS: Final[tuple[float, ...]] = (
     0.001,
     0.0025,
@@ -73,6 +74,7 @@ class Tallies:
         self.ttft = Histogram(SECONDS)
         self.tpot = Histogram(TOKEN_SECONDS)
         self.e2e = Histogram(SECONDS)
+        self.ttft_predicted = Histogram(RATIOS)
         self.tokens = {"prompt": 0, "cached": 0, "generated": 0}
         self.leg_failures: dict[tuple[str, str, str], int] = {}
         self.handoffs = {"done": 0, "missed": 0}
@@ -117,6 +119,8 @@ class Tallies:
         self.e2e.observe(now - begin)
         if first is not None:
             self.ttft.observe(first - begin)
+            if record.predicted_first_at is not None and first > begin:
+                self.ttft_predicted.observe((record.predicted_first_at - begin) / (first - begin))
             if generated is not None and generated > 1:
                 self.tpot.observe((now - first) / (generated - 1))
         self.tokens["prompt"] += record.prompt_tokens

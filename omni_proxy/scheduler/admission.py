@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
@@ -39,19 +39,33 @@ class Admission:
             return Refusal(ErrorCode.INVALID_VALUE, _NOBODY_ALONE)
         for queue in queues:
             if queue.head((model,)) is not None:
-                return self._refuse(sum(map(len, queues)), sum(q.tokens for q in queues), request.prompt_tokens)
+                waiting, tokens = sum(map(len, queues)), sum(q.tokens for q in queues)
+                return self._refuse(waiting, tokens, request.prompt_tokens)
         return None
 
     def refuse_wait(self, request: Request, queues: Sequence[WaitingQueue]) -> Refusal | None:
         """The reason why a request that has just lined up, and found no room, may not stay; or None."""
         others = sum(map(len, queues)) - 1
-        return self._refuse(others, sum(q.tokens for q in queues) - request.prompt_tokens, request.prompt_tokens)
+        tokens = sum(q.tokens for q in queues) - request.prompt_tokens
+        return self._refuse(others, tokens, request.prompt_tokens)
+
+    def refuse_late(self, request: Request, first_at: float) -> Refusal | None:
+        """The reason why a request that names a target cannot meet it, even if its turn was next; or None.
+
+        `first_at`: the instant at which its first token could come then.
+        """
+        target = request.spec.ttft_target_s
+        if target is None or first_at <= request.arrived_at + target:
+            return None
+        detail = f"The first token cannot come within {target:g} s of the request, as its target asks."
+        return Refusal(ErrorCode.QUEUE_FULL, detail)
 
     def _refuse(self, waiting: int, waiting_tokens: int, prompt_tokens: int) -> Refusal | None:
         if waiting >= self.max_waiting_requests:
-            return Refusal(ErrorCode.QUEUE_FULL, f"{waiting} requests are waiting already.", 1.0)
+            return Refusal(ErrorCode.QUEUE_FULL, f"{waiting} requests are waiting already.")
         if waiting and waiting_tokens + prompt_tokens > self.max_waiting_tokens:
-            return Refusal(ErrorCode.QUEUE_FULL, f"{waiting_tokens} prompt tokens are waiting already.", 1.0)
+            detail = f"{waiting_tokens} prompt tokens are waiting already."
+            return Refusal(ErrorCode.QUEUE_FULL, detail)
         return None
 
     def refuse_length(self, request: Request, pools: Pools) -> Refusal | None:
@@ -65,6 +79,11 @@ class Admission:
             return None
         detail = f"The prompt has {tokens} tokens; the model's context is {longest:.0f}, one of them for the answer."
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, detail)
+
+
+def retry_after_s(drain_s: float) -> float:
+    """Seconds after which to come back: when half of what waits by now should be gone, between 1 s and 2 min."""
+    return min(120.0, max(1.0, float(ceil(drain_s / 2))))
 
 
 def _longest(workers: Iterable[WorkerLoad]) -> float:

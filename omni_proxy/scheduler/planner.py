@@ -6,6 +6,7 @@ It decides and books in one step, so that the next decision of the same walk see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Final
 
 from omni_proxy.apc.homes import Homes
@@ -194,6 +195,23 @@ class Planner:
             return False
         self._grant_answer(request, choice, now)
         return True
+
+    def drain_s(self, now: float) -> float:
+        """How long the prefill workers should take for all that waits by now; 0 where there are none."""
+        queue, workers = self.prefill_queue, [w for w in self.ledger if w.prefills and w.up]
+        if not queue.waits or not workers:
+            return 0.0
+        mean = queue.tokens // len(queue)
+        one = sum(w.backlog.cost.seconds(mean, 0) for w in workers) / len(workers)
+        begun = sum(w.backlog.free_at(now) - now for w in workers)
+        return (begun + one * len(queue)) / len(workers)
+
+    def first_token_at(self, request: Request, now: float) -> float:
+        """The instant at which the first token of a waiting request could come if its turn was next."""
+        if request.stage is not Stage.PREFILL_WAITING:
+            return now
+        soonest = self.prefill.soonest(request, now)
+        return now if soonest == inf else soonest + self.handoff_s
 
     def place_alone(self, request: Request, now: float) -> bool:
         """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.

@@ -45,6 +45,8 @@ from omni_proxy.messages import (
     WorkerUp,
 )
 from omni_proxy.scheduler.admission import Admission
+from omni_proxy.scheduler.registry import ORDERS
+from omni_proxy.scheduler.settings import SchedulingSettings
 from tests.core.steps import assert_idle, spec
 
 pytestmark = pytest.mark.timeout(1800)  # for the thorough profile; the default one takes seconds
@@ -163,16 +165,17 @@ class Audit:
 class World:
     """A core, and everything that can happen to it."""
 
-    def __init__(self, mode: Mode | None) -> None:
+    def __init__(self, mode: Mode | None, scheduling: SchedulingSettings) -> None:
         settings = CoreSettings(
             schedule_mode=mode,
+            scheduling=scheduling,
             prefix_aware=True,
             queue_timeout_s=20.0,
             admission=Admission(max_waiting_requests=6, max_waiting_tokens=1500),
             retries=RetryPolicy(max_retries=2),
         )
         self.core = Core(settings)
-        self.audit = Audit(mode is Mode.AGGREGATED)
+        self.audit = Audit(mode is Mode.AGGREGATED or scheduling.aggregate_below_tokens != 0)
         self.now = 0.0
         self.arrived = 0
         self.trace: list[list[Effect]] = []
@@ -216,7 +219,10 @@ class World:
         self.arrived += 1
         tokens = (1, 50, 150, 250, 1000)[a % 5]
         model = MODELS[b % 2] if a % 13 else "unknown"
-        return Arrived(f"f{(self.arrived - 1) % 2}-{self.arrived - 1}", spec(tokens, model, tokenize=b % 3 == 0, whole=b % 11 == 10))
+        return Arrived(
+            f"f{(self.arrived - 1) % 2}-{self.arrived - 1}",
+            spec(tokens, model, tokenize=b % 3 == 0, whole=b % 11 == 10),
+        )
 
     def finish(self) -> None:
         """Nobody fails any more: everything must end, and soon."""
@@ -294,9 +300,16 @@ SCRIPTS = st.one_of(
 )
 
 
-def play(mode: Mode | None, script: list[Op]) -> World:
+SCHEDULINGS = [
+    SchedulingSettings(order, starvation_timeout_s=5.0, fair_tenants=number % 2 == 1, aggregate_below_tokens=below)
+    for number, order in enumerate(ORDERS)
+    for below in (0, None, 60)
+]
+
+
+def play(mode: Mode | None, scheduling: SchedulingSettings, script: list[Op]) -> World:
     """A whole world, from five workers to its end."""
-    world = World(mode)
+    world = World(mode, scheduling)
     for number in range(5):
         world.tell(WorkerUp(_worker(number, 0)))
     for op in script:
@@ -306,11 +319,13 @@ def play(mode: Mode | None, script: list[Op]) -> World:
 
 
 @pytest.mark.parametrize("mode", [None, *Mode])
-@given(script=SCRIPTS)
-def test_every_request_ends_once_and_everything_comes_home(mode: Mode | None, script: list[Op]) -> None:
-    play(mode, script)
+@given(script=SCRIPTS, scheduling=st.sampled_from(SCHEDULINGS))
+def test_every_request_ends_once_and_everything_comes_home(
+    mode: Mode | None, scheduling: SchedulingSettings, script: list[Op]
+) -> None:
+    play(mode, scheduling, script)
 
 
-@given(script=SCRIPTS, mode=st.sampled_from([None, *Mode]))
-def test_one_script_has_one_trace(mode: Mode | None, script: list[Op]) -> None:
-    assert play(mode, script).trace == play(mode, script).trace
+@given(script=SCRIPTS, mode=st.sampled_from([None, *Mode]), scheduling=st.sampled_from(SCHEDULINGS))
+def test_one_script_has_one_trace(mode: Mode | None, scheduling: SchedulingSettings, script: list[Op]) -> None:
+    assert play(mode, scheduling, script).trace == play(mode, scheduling, script).trace

@@ -7,7 +7,7 @@ import pytest
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import WorkerSpec
-from omni_proxy.scheduler.admission import Admission
+from omni_proxy.scheduler.admission import Admission, retry_after_s
 from omni_proxy.scheduler.ledger import Ledger
 from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
@@ -60,8 +60,6 @@ def test_bounds_of_those_who_wait(waiting: tuple[int, ...], expected: ErrorCode 
     last = queue.requests()[-1]
     refusal = BOUNDS.refuse_wait(last, (WaitingQueue(), queue))
     assert code(refusal) is expected
-    if refusal is not None:
-        assert refusal.retry_after_s == 1.0
 
 
 def test_an_unknown_model() -> None:
@@ -97,3 +95,14 @@ def test_the_refusal_names_the_limit() -> None:
     refusal = Admission().refuse_length(Request("r", spec(150), 0.0), pools_of(worker("m0", max_model_len=100)))
     assert refusal is not None
     assert refusal.detail == "The prompt has 150 tokens; the model's context is 100, one of them for the answer."
+
+
+@pytest.mark.parametrize(("first_at", "target", "refused"), [(5.0, 3.0, False), (5.1, 3.0, True), (99.0, None, False)])
+def test_what_cannot_meet_its_target_is_refused_early(first_at: float, target: float | None, refused: bool) -> None:
+    request = Request("r", spec(ttft_target_s=target), 2.0)
+    assert (BOUNDS.refuse_late(request, first_at) is not None) is refused
+
+
+@pytest.mark.parametrize(("drain_s", "expected"), [(0.0, 1.0), (3.0, 2.0), (40.0, 20.0), (1e6, 120.0)])
+def test_when_to_come_back(drain_s: float, expected: float) -> None:
+    assert retry_after_s(drain_s) == expected

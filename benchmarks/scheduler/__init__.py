@@ -1,0 +1,1 @@
+"""What the scheduler gains, mechanism by mechanism, and what it costs."""

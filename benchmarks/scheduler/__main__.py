@@ -1,0 +1,39 @@
+"""`python -m benchmarks.scheduler passes | compare`: what planning costs, and what each mechanism gains."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.scheduler.compare import compare
+from benchmarks.scheduler.passes import print_passes
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("passes", help="CPU time of planning")
+    chosen = commands.add_parser("compare", help="routers and the scheduler on traces, in the simulator")
+    chosen.add_argument("trace", type=Path, nargs="+")
+    chosen.add_argument("--load", type=float, action="append", help="may be given several times (0.95)")
+    chosen.add_argument("--load-basis", choices=("cold", "shared"), default="cold")
+    chosen.add_argument("--limit", type=int, default=None, help="the first requests only")
+    chosen.add_argument("--ablate", action="store_true", help="each mechanism off in turn")
+    options = parser.parse_args()
+    if options.command == "passes":
+        print_passes(say)
+        return
+    for trace in options.trace:
+        for load in options.load or [0.95]:
+            compare(trace, load, options.load_basis, options.limit, options.ablate, say)
+            say("")
+
+
+if __name__ == "__main__":
+    main()
