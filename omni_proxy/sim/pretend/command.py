@@ -24,7 +24,7 @@ def pretend(options: argparse.Namespace) -> int:
             speed=options.speed,
             output_tokens=options.output_tokens,
             kv_lease_s=options.kv_lease,
-            kv_events_port=vars(options).get("kv_events_port"),
+            kv_events_port=options.kv_events_port,
             bootstrap_port=options.bootstrap_port,
             drain_s=options.drain,
             ready_fd=options.ready_fd,
