@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_proxy.api.hot import session_of
+from omni_proxy.api.hot import session_of, tenant_of, ttft_target_of
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
     Arrived,
@@ -149,3 +149,19 @@ def test_a_session_is_the_clients_header() -> None:
     assert session_of(b"not-x-session-id: abc\r\n") == ""
     assert session_of(b"x-session-id: " + b"a" * 999 + b"\r\n") == ""
     assert session_of(b"") == ""
+
+
+def test_a_tenant_is_a_header_or_a_digest_of_the_key() -> None:
+    assert tenant_of(b"x-tenant-id: acme\r\nauthorization: Bearer k\r\n") == "acme"
+    first, second = (tenant_of(b"authorization: Bearer %b\r\n" % key) for key in (b"secret-1", b"secret-2"))
+    assert first != second
+    assert first.startswith("key-")
+    assert "secret" not in first
+    assert tenant_of(b"accept: */*\r\n") == ""
+
+
+def test_a_target_is_a_positive_number_of_seconds() -> None:
+    assert ttft_target_of(b"x-ttft-target-s: 1.5\r\n") == 1.5
+    for text in (b"0", b"-1", b"nan", b"inf", b"soon", b""):
+        assert ttft_target_of(b"x-ttft-target-s: %b\r\n" % text) is None
+    assert ttft_target_of(b"") is None
