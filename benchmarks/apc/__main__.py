@@ -53,7 +53,7 @@ def _parts(keys: int) -> None:
 def _next_turn(folder: Path) -> None:
     new, whole, chars = measure.next_turn(folder)
     print(
-        f"next turn of {chars:,} characters, {folder.parent.name}: "
+        f"next turn of {chars:,} characters, {folder.name}: "
         f"{new * 1e3:.2f} ms of CPU, whole {whole * 1e3:.1f} ms"
     )
     print(f"    = {new / whole:.3f} of encoding it whole  (limit 0.1)")
