@@ -90,7 +90,7 @@ def subscribed(publisher: KvEventPublisher) -> Iterator[tuple[zmq.Socket[bytes],
 
 def replayed(replay: zmq.Socket[bytes], first: int) -> list[tuple[int, bytes]]:
     replay.send_multipart((b"", first.to_bytes(8, "big")))
-    found = []
+    found: list[tuple[int, bytes]] = []
     while True:
         empty, _, number, payload = replay.recv_multipart()
         assert empty == b""
