@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from omni_proxy.config import Worker
 from omni_proxy.workers.kv_events import Source
 from omni_proxy.workers.probe import EventSource
@@ -32,7 +34,15 @@ def sources_of(worker: Worker, told: Sequence[EventSource]) -> list[Source]:
         return []
     host = urlsplit(worker.url).hostname or ""
     found = [_told_source(worker.name, host, source) for source in told[:MAX_SOURCES]]
-    return [source for source in found if source is not None]
+    sources = [source for source in found if source is not None]
+    if len({source.endpoint for source in sources}) < len(sources):  # told as configured, before ranks count it up
+        return [_at_rank(source) for source in sources]
+    return sources
+
+
+def _at_rank(source: Source) -> Source:
+    replay = None if source.replay_endpoint is None else _offset(source.replay_endpoint, source.rank)
+    return structs.replace(source, endpoint=_offset(source.endpoint, source.rank), replay_endpoint=replay)
 
 
 def _told_source(worker: str, host: str, told: EventSource) -> Source | None:

@@ -32,6 +32,8 @@ class EventSource(msgspec.Struct, frozen=True):
     replay_endpoint: str | None = None
     topic: str = ""
     data_parallel_rank: int | None = None
+    publisher: str = "zmq"
+    enable_kv_cache_events: bool = True
 
 
 class _ModelList(msgspec.Struct):
@@ -132,9 +134,12 @@ class Probe:
         if response.status_code != 200:
             return ()
         try:
-            return tuple(msgspec.json.decode(response.content, type=list[EventSource]))
+            told = msgspec.json.decode(response.content, type=list[EventSource] | dict[int, EventSource])
         except msgspec.MsgspecError:
             return ()
+        if isinstance(told, dict):  # vLLM 0.32: by rank; later versions list them
+            told = [msgspec.structs.replace(source, data_parallel_rank=rank) for rank, source in told.items()]
+        return tuple(source for source in told if source.publisher == "zmq" and source.enable_kv_cache_events)
 
     async def _get(self, path: str) -> httpx.Response:
         client = self._shared if self._files is None else await self._client(self._files)

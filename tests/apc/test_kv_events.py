@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
+import httpx
 import msgspec
 import pytest
 import zmq
@@ -20,7 +21,7 @@ from omni_proxy.workers import kv_events
 from omni_proxy.workers.engine.kv_events import KvEventPublisher
 from omni_proxy.workers.kv_events import KvEvents, Pace, Source
 from omni_proxy.workers.kv_sources import sources_of
-from omni_proxy.workers.probe import EventSource
+from omni_proxy.workers.probe import EventSource, Probe
 
 RIGHT_WITHIN_S = 5.0
 """What the index may need after a loss. Machines that run tests are slow: `benchmarks.apc` takes the time."""
@@ -290,6 +291,36 @@ def test_the_worker_is_believed_about_its_ports_not_about_its_wildcards() -> Non
         ("tcp://10.0.0.7:5559", None, "", 2),
     ]
     assert sources_of(worker(discover=False), told) == []
+
+
+def test_ranks_that_are_told_with_one_port_are_counted_up() -> None:
+    told = [EventSource("tcp://*:5557", "tcp://*:5657", "", rank) for rank in (0, 1)]
+    assert [(s.endpoint, s.replay_endpoint) for s in sources_of(worker(), told)] == [
+        ("tcp://node1:5557", "tcp://node1:5657"),
+        ("tcp://node1:5558", "tcp://node1:5658"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "ranks"),
+    [
+        (
+            b'{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:1","hwm":5},"3":{"endpoint":"x"}}',
+            [0, 3],
+        ),
+        (b'[{"data_parallel_rank":2,"endpoint":"tcp://h:1","replay_endpoint":null,"topic":""}]', [2]),
+        (b'{"0":{"enable_kv_cache_events":false,"endpoint":"tcp://*:1"}}', []),
+        (b'[{"endpoint":"x","publisher":"null"}]', []),
+        (b"{}", []),
+        (b'{"detail":"Not Found"}', []),
+        (b"nonsense", []),
+    ],
+)
+async def test_workers_say_in_two_forms_where_they_publish(answer: bytes, ranks: list[int]) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=answer))
+    async with httpx.AsyncClient(transport=transport) as client:
+        told = await Probe("http://h:1", None, None, client, 1.0)._event_sources()
+    assert [source.data_parallel_rank for source in told] == ranks
 
 
 @pytest.mark.parametrize("endpoint", ["h:1", "tcp://*:1", "tcp://h", "tcp://h:0", "tcp://h:70000", "tcp://h:x"])
