@@ -33,7 +33,8 @@ COMPILED = (
     "omni_proxy/api/legs.py",
     "omni_proxy/api/sse.py",
 )
-"""The hot path. Structs, pydantic models and subclasses of foreign classes do not compile: they live elsewhere."""
+"""The hot path. Structs, pydantic models and subclasses of foreign classes do not compile to what they say: they live
+elsewhere."""
 
 
 def compiled_modules() -> list[Extension]:

@@ -60,10 +60,11 @@ class FrontProcess:
         loop = asyncio.get_running_loop()
         while True:
             await self._lost_link.wait()
+            # A pause also before the first try: a scheduler that ends every link must not be asked without end.
+            await asyncio.sleep(RECONNECT_S)
             try:
                 _, link = await loop.create_unix_connection(self._new_link, str(self._run_dir.link))
             except OSError:
-                await asyncio.sleep(RECONNECT_S)
                 continue
             self._lost_link.clear()
             self._begin(link)

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from omni_proxy.messages import Effect, Event
-from omni_proxy.workers.upstream import Member
+from omni_proxy.workers.member import Member
 
 MAX_FRAME_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("!I")

@@ -20,7 +20,7 @@ from omni_proxy.config import Config
 from omni_proxy.messages import Abort, Effect, FrontLost, StartDecode, StartPrefill
 from omni_proxy.processes.link import EdgeRejected, FromFront, Hello, Link, Members, scheduler_decoder
 from omni_proxy.processes.run_dir import RunDir
-from omni_proxy.workers.upstream import Member
+from omni_proxy.workers.member import Member
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import zmq.asyncio
 from msgspec import Struct, structs
 
 from omni_proxy.apc.feed import Change, Feed, FeedCounts, FeedReading
-from omni_proxy.workers.upstream import Member
+from omni_proxy.workers.member import Member
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from omni_proxy.config import Health, Worker, WorkerTls
 from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerSpec, WorkerUp
 from omni_proxy.tls import ClientFiles
 from omni_proxy.workers.connectors.registry import CONNECTORS
+from omni_proxy.workers.member import Member
 from omni_proxy.workers.probe import Description, ModelInfo, Probe, Unclear
-from omni_proxy.workers.upstream import Member
 
 logger = logging.getLogger(__name__)
 

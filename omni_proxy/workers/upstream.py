@@ -6,27 +6,16 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from omni_proxy.messages import Failure
-from omni_proxy.tls import ClientFiles, ClientTls, TlsError
+from omni_proxy.tls import ClientTls, TlsError
 from omni_proxy.workers.connectors.base import Connector, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.http import Headers, WorkerPool
+from omni_proxy.workers.member import Member
 
 logger = logging.getLogger(__name__)
-
-
-class Member(Struct, frozen=True):
-    """A worker as those who send requests need it: where it is and how to talk to it."""
-
-    name: str
-    url: str
-    connector: str
-    api_key: str | None = None
-    bootstrap_port: int | None = None
-    tls: ClientFiles | None = None
-    """Set for an https URL and for no other."""
 
 
 class _Discard:
