@@ -30,6 +30,7 @@ from omni_proxy.messages import Close, Event, RequestRecord
 from omni_proxy.observe.access_log import AccessLog, Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
+from omni_proxy.observe.recorder import Recorder
 from omni_proxy.observe.tallies import Tallies
 from omni_proxy.observe.timelines import Timelines
 from omni_proxy.prompts.chat_template import ChatTemplateError
@@ -82,7 +83,9 @@ class Scheduling:
         self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count), self.tallies)
         self.kv_events = KvEvents(self._post) if core.caches is not None else None
         self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
-        self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes])
+        self.recorder = _recorder(config)
+        recorders = [self.recorder] if self.recorder is not None else []
+        self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes, *recorders])
         self.membership = Membership(self.driver.post, config.health)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
@@ -117,6 +120,8 @@ class Scheduling:
         if self.kv_events is not None:
             await self.kv_events.close()
         self.driver.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     def _post(self, event: Event) -> None:
         self.driver.post(event)
@@ -275,6 +280,15 @@ def check_usable(config: Config) -> None:
     log = _access_log(config)
     if log is not None:
         log.close()
+
+
+def _recorder(config: Config) -> Recorder | None:
+    if config.record is None:
+        return None
+    try:
+        return Recorder(config.record, core_settings(config))
+    except OSError as exc:
+        raise ConfigError(f"record: cannot open {config.record}: {exc.strerror}") from exc
 
 
 def _access_log(config: Config) -> AccessLog | None:

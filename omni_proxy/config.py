@@ -303,6 +303,8 @@ class Config(_Model):
     health: Health = Health()
     retries: Retries = Retries()
     access_log: AccessLog = AccessLog()
+    record: str | None = None
+    """A file for the core's events and effects, for `omni-proxy replay`."""
     timelines: Annotated[int, Field(ge=0)] = 1000
     """How many ended requests `/omni/requests` remembers."""
 
