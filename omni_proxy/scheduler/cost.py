@@ -23,6 +23,9 @@ _DECODE_SCALES: Final[Features] = (0.01, 1e-3, 1e-7)
 _OWN_AFTER: Final = 5
 """So many observations of its own make a worker's fit better than what is known of its peers."""
 
+_SHARED_MASK: Final = 15
+"""Every 16th observation of a worker, its first one included, is told to its peers."""
+
 
 class PrefillCost:
     """Seconds that a worker takes for prompts; until it has shown that, those that its peers take."""
@@ -47,7 +50,7 @@ class PrefillCost:
 
     def observe(self, prompts: int, uncached: int, pairs: float, seconds: float) -> bool:
         """Learn what some prompts took together; False when that is not believed."""
-        if self._peers is not None:
+        if self._peers is not None and self.fit.observations & _SHARED_MASK == 0:
             self._peers.observe(prompts, uncached, pairs, seconds)
         return self.fit.observe((float(prompts), float(uncached), pairs), seconds)
 
@@ -75,7 +78,7 @@ class DecodeCost:
 
     def observe(self, seqs: float, kv_tokens: float, step_s: float) -> bool:
         """Learn what a step took on average; False when that is not believed."""
-        if self._peers is not None:
+        if self._peers is not None and self.fit.observations & _SHARED_MASK == 0:
             self._peers.observe(seqs, kv_tokens, step_s)
         return self.fit.observe((1.0, seqs, kv_tokens), step_s)
 

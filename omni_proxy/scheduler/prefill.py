@@ -27,6 +27,8 @@ WALK_REQUESTS: Final = 64
 """So many requests at the head of the queue are looked at in one walk."""
 MATCHES: Final = 16
 """So many of them are looked up again in one walk."""
+MOST_BEHIND: Final = 20.0
+"""A second of a worker's time delays as many prompts as wait for it, but counts for no more than this."""
 LEAST_WEIGHT: Final = 0.1
 """A worker of less weight is taken for ten times as slow, not for useless."""
 _NEAR_S: Final = 0.002
@@ -109,7 +111,8 @@ class PrefillPlan:
     def best(self, request: Request, able: Sequence[WorkerLoad], work_weight: float, now: float) -> Choice:
         """The best worker for a prompt: where it is computed early and with little work.
 
-        A second of work counts `1 + work_weight` times: it delays this prompt, and those that come behind it.
+        A second of work counts `1 + work_weight` times: it delays this prompt, and those behind it. So the weight
+        rises with the number that waits.
         """
         prompt = request.prompt_tokens
         cached = request.cached
@@ -186,6 +189,7 @@ class PrefillPlan:
 
     def _walk(self, now: float, opened: int) -> Iterator[Request]:
         matches, depth = MATCHES, self._depth()
+        weight = self._work_weight + min(depth, MOST_BEHIND)
         for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
             able = self._able(request, now)
             if not able:
@@ -194,7 +198,7 @@ class PrefillPlan:
                 request.match(self._index.match(request.block_keys), now)
                 matches -= 1
             starved = self._lineup.is_starved(request, now)
-            choice = self.best(request, able, 0.0 if starved else self._work_weight, now)
+            choice = self.best(request, able, 0.0 if starved else weight, now)
             backlog = choice.worker.backlog
             granted = not backlog.reserved and self._take(request, choice, able, now)
             if granted:

@@ -50,7 +50,7 @@ class Regression:
 
     def observe(self, x: Features, y: float) -> bool:
         """Learn that features came to `y`; False when that was left out."""
-        if not 0.0 <= y < 1e6 or not all(0.0 <= value < 1e15 for value in x) or x == (0.0, 0.0, 0.0):
+        if not 0.0 <= y < 1e6 or not _sane(x):
             self.rejected += 1
             return False
         predicted = self.predict(x)
@@ -104,6 +104,11 @@ class Regression:
         if c00 + c11 + c22 > _MOST_VARIANCE:
             # Features that no observation tells apart: what is not known must not grow for ever.
             self._cov = _diagonal(_PRIOR_VARIANCE)
+
+
+def _sane(x: Features) -> bool:
+    a, b, c = x
+    return 0.0 <= a < 1e15 and 0.0 <= b < 1e15 and 0.0 <= c < 1e15 and a + b + c > 0.0
 
 
 _Covariance = tuple[float, float, float, float, float, float]
