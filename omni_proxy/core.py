@@ -356,7 +356,7 @@ class Core:
         worker = self._ledger.holder(event.lease)
         self._ledger.succeeded(worker)
         request.learn(event.usage)
-        self._planner.computed(request, event.lease, event.usage.cached_tokens, now)
+        self._planner.learning.computed(request, event.lease, event.usage.cached_tokens, now)
         self._ledger.release(event.lease)
         request.prefill_lease = None
         request.prefill_done_at = now
@@ -395,8 +395,8 @@ class Core:
         if request is None or lease != request.decode_lease or request.first_token_at is not None:
             return
         request.first_token_at = now
-        self._planner.computed(request, lease, None, now)
-        self._planner.answering(request, lease, now)
+        self._planner.learning.computed(request, lease, None, now)
+        self._planner.learning.answering(request, lease, now)
         self._ledger.prefilled(lease)
         self._ledger.drop_hold(request.rid)
         self._plan(now)
@@ -409,7 +409,7 @@ class Core:
         self._ledger.succeeded(self._ledger.holder(event.lease))
         request.learn(event.usage)
         self._learn_answer(request, event.lease, event.usage, request.mode is Mode.AGGREGATED, now)
-        self._planner.answered(request, event.lease, now)
+        self._planner.learning.answered(request, event.lease, now)
         request.decode_lease = None
         self._ledger.release(event.lease)
         self._close(request, On.COMPLETED, now)
@@ -444,7 +444,7 @@ class Core:
     def _drop_leases(self, request: Request, keep: Lease | None) -> None:
         """Take all leases of a request home and abort its legs, except the one that has ended by itself."""
         for lease in _live_leases(request):
-            self._planner.dropped(lease, self._now)
+            self._planner.learning.dropped(lease, self._now)
             self._ledger.release(lease)
             self._learner.dropped(lease)
             if lease != keep:

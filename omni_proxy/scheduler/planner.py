@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Final
 
 from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import NoIndex, PrefixIndex
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import Lease, Mode, Placement, Stage
 from omni_proxy.scheduler.answers import AnswerChoice, pick_answering
+from omni_proxy.scheduler.learning import Learning
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
-from omni_proxy.scheduler.lengths import Lengths
 from omni_proxy.scheduler.placement import fitting, has_decode_room, trusted
 from omni_proxy.scheduler.pools import Pool, Pools, domain_of
 from omni_proxy.scheduler.prefill import Choice, PrefillPlan
@@ -24,8 +23,6 @@ from omni_proxy.scheduler.registry import make_lineup
 from omni_proxy.scheduler.settings import SchedulingSettings
 
 _Place = Callable[[Request, float], bool]
-
-_SMOOTHING: Final = 0.05
 
 
 class Planner:
@@ -44,7 +41,7 @@ class Planner:
         self.pools = pools
         self.prefill_queue = WaitingQueue()
         self.decode_queue = WaitingQueue()
-        self.lengths = Lengths()
+        self.learning = Learning(ledger)
         self._aggregate_below = settings.aggregate_below_tokens
         self.prefill = PrefillPlan(
             ledger,
@@ -56,8 +53,6 @@ class Planner:
             self._able,
             self._grant_prefill,
         )
-        self.handoff_s = 0.05
-        """From P's answer to the first token, as it was lately."""
         self._changed = False
         """Has anything happened since the last walk that could let one of those that wait go?"""
         self._opening: float | None = None
@@ -158,7 +153,7 @@ class Planner:
         able = self._candidates(pool.prefill, request, now)
         if pool.mode is not Mode.PARALLEL:
             return able
-        tokens = self._kv_tokens(request)
+        tokens = self.learning.kv_tokens(request)
         domains = {
             domain
             for domain, partners in pool.partners.items()
@@ -180,9 +175,9 @@ class Planner:
         lease = self._grant(request, placement, choice.uncached, request.prompt_tokens)
         choice.worker.backlog.granted(lease, choice.uncached, choice.cached, now)
         request.prefill_lease = lease
-        request.predicted_first_at = choice.finish + self.handoff_s
+        request.predicted_first_at = choice.finish + self.learning.handoff_s
         if decode is not None:
-            request.decode_lease = self._grant(request, decode.placement, 0, self._kv_tokens(request))
+            request.decode_lease = self._grant(request, decode.placement, 0, self.learning.kv_tokens(request))
         return True
 
     def place_decode(self, request: Request, now: float) -> bool:
@@ -211,7 +206,7 @@ class Planner:
         if request.stage is not Stage.PREFILL_WAITING:
             return now
         soonest = self.prefill.soonest(request, now)
-        return now if soonest == inf else soonest + self.handoff_s
+        return now if soonest == inf else soonest + self.learning.handoff_s
 
     def place_alone(self, request: Request, now: float) -> bool:
         """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
@@ -238,7 +233,7 @@ class Planner:
             worker.seqs, worker.kv_tokens
         ):
             return False
-        return not pool.prefill or choice.prefill_s < self.prefill.soonest(request, now) - now + self.handoff_s
+        return not pool.prefill or choice.prefill_s < self.prefill.soonest(request, now) - now + self.learning.handoff_s
 
     def _grant_answer(self, request: Request, choice: AnswerChoice, now: float) -> None:
         prefill_tokens = 0
@@ -246,35 +241,10 @@ class Planner:
             request.mode = Mode.AGGREGATED
             prefill_tokens = request.prompt_tokens - choice.cached
             request.predicted_first_at = now + choice.prefill_s
-        lease = self._grant(request, choice.placement, prefill_tokens, self._kv_tokens(request))
+        lease = self._grant(request, choice.placement, prefill_tokens, self.learning.kv_tokens(request))
         request.decode_lease = lease
         if prefill_tokens:
             choice.worker.backlog.granted(lease, prefill_tokens, choice.cached, now)
-
-    # ------------------------------------------------------------------ what is learned
-
-    def computed(self, request: Request, lease: Lease, cached_tokens: int | None, now: float) -> None:
-        """A worker has computed a prompt."""
-        self.ledger.holder(lease).backlog.computed(lease, request.prompt_tokens, cached_tokens, now)
-
-    def answering(self, request: Request, lease: Lease, now: float) -> None:
-        """The first token of an answer has come."""
-        if request.prefill_done_at is not None:
-            self.handoff_s += (min(now - request.prefill_done_at, 10.0) - self.handoff_s) * _SMOOTHING
-        kv_tokens = request.prompt_tokens + self._answer_tokens(request) // 2
-        self.ledger.holder(lease).decoding.begun(lease, kv_tokens, now)
-
-    def answered(self, request: Request, lease: Lease, now: float) -> None:
-        """An answer has ended by itself."""
-        self.ledger.holder(lease).decoding.ended(lease, request.completion_tokens, now)
-        if request.completion_tokens is not None:
-            self.lengths.ended(request.spec.model, request.completion_tokens)
-
-    def dropped(self, lease: Lease, now: float) -> None:
-        """A leg ended otherwise."""
-        worker = self.ledger.holder(lease)
-        worker.backlog.dropped(lease, now)
-        worker.decoding.ended(lease, None, now)
 
     def adopt(
         self, request: Request, prefill: Lease | None, decode: Lease | None, handoff_from: str | None, now: float
@@ -291,7 +261,7 @@ class Planner:
             alone = prefill is None and handoff_from is None
             request.mode = Mode.AGGREGATED if alone else request.mode or Mode.SEQUENTIAL
             waits = alone and request.first_token_at is None
-            self.ledger.grant(decode, tokens if waits else 0, self._kv_tokens(request))
+            self.ledger.grant(decode, tokens if waits else 0, self.learning.kv_tokens(request))
         if handoff_from is not None and request.first_token_at is None:
             self.ledger.hold(request.rid, handoff_from, tokens)
 
@@ -306,7 +276,7 @@ class Planner:
 
     def _pick_decode(self, request: Request, able: Sequence[WorkerLoad], now: float) -> AnswerChoice | None:
         able = self._candidates(able, request, now)
-        return pick_answering(request, able, self._answer_tokens(request), self.handoff_s, now)
+        return pick_answering(request, able, self.learning.answer_tokens(request), self.learning.handoff_s, now)
 
     def _candidates(self, workers: Sequence[WorkerLoad], request: Request, now: float) -> Sequence[WorkerLoad]:
         if request.prompt_tokens >= self.ledger.shortest_context:
@@ -320,10 +290,3 @@ class Planner:
         self.ledger.grant(lease, prefill_tokens, kv_tokens)
         request.placements.append(placement)
         return lease
-
-    def _answer_tokens(self, request: Request) -> int:
-        return self.lengths.expected(request.spec.model, request.spec.max_tokens)
-
-    def _kv_tokens(self, request: Request) -> int:
-        """KV that the answer will need: prompt and expected output, in tokens."""
-        return request.prompt_tokens + self._answer_tokens(request)
