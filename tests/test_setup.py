@@ -26,3 +26,15 @@ def test_no_compiled_module_defines_structs_or_subclasses_of_foreign_classes() -
             if isinstance(node, ast.ClassDef):
                 bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
                 assert not bases & foreign, f"{path}: {node.name} cannot be compiled"
+
+
+def test_no_compiled_module_has_a_plain_final_tuple_of_numbers() -> None:
+    """mypyc unboxes it and then takes it for unset; `Final[tuple[float, ...]]` stays a tuple."""
+    for path in _compiled():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name) and node.value is not None:
+                value = node.value
+                numbers = isinstance(value, ast.Tuple) and all(
+                    isinstance(e, ast.Constant) and isinstance(e.value, int | float) for e in value.elts
+                )
+                assert not numbers, f"{path}:{node.lineno}: annotate the tuple"

@@ -31,7 +31,7 @@ SECONDS: Final[tuple[float, ...]] = (
     60.0,
     300.0,
 )
-RATIOS: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+RATIOS: Final[tuple[float, ...]] = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 TOKEN_SECONDS: Final[tuple[float, ...]] = (
     0.001,
     0.0025,
