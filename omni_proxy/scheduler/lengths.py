@@ -10,7 +10,7 @@ from math import exp, log
 from typing import Final
 
 PRIOR_TOKENS: Final = 256.0
-_QUANTILES: Final = (0.25, 0.5, 0.75, 0.9)
+_QUANTILES: Final[tuple[float, ...]] = (0.25, 0.5, 0.75, 0.9)
 _LEAST_STEP: Final = 0.02
 _MOST_MODELS: Final = 1000
 """Names of models come from clients where workers serve any."""
