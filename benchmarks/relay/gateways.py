@@ -117,7 +117,8 @@ def _omni(place: Place) -> list[str]:
     log, count = place.folder / "access.log", place.processes
     text = omni_config(place.port, place.prefill, place.decode, log, processes=count)
     config.write_text(text)
-    return [sys.executable, "-m", "omni_proxy", "serve", "-c", str(config)]
+    # The installed command, not `-m`: that would take the checkout's files instead of the compiled modules.
+    return [str(Path(sys.executable).with_name("omni-proxy")), "serve", "-c", str(config)]
 
 
 _ROUND_ROBIN: Final = ("--policy", "round_robin")

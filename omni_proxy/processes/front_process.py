@@ -123,8 +123,8 @@ class FrontProcess:
         if exchange.committed:
             self._end(exchange, spec)
             return None
-        # Queued, being tokenised, or between its legs: from the start, nobody has seen anything of it.
-        exchange.handoff = exchange.handoff_from = exchange.prefill_cached = None
+        # Queued, being tokenised, or between its legs: from the start, nobody has seen anything of it. KV that P has
+        # ready is given up when the next prefill starts.
         return Arrived(exchange.rid, spec)
 
     def _end(self, exchange: Exchange, spec: RequestSpec) -> None:
