@@ -52,10 +52,7 @@ def _parts(keys: int) -> None:
 
 def _next_turn(folder: Path) -> None:
     new, whole, chars = measure.next_turn(folder)
-    print(
-        f"next turn of {chars:,} characters, {folder.name}: "
-        f"{new * 1e3:.2f} ms of CPU, whole {whole * 1e3:.1f} ms"
-    )
+    print(f"next turn of {chars:,} characters, {folder.name}: {new * 1e3:.2f} ms of CPU, whole {whole * 1e3:.1f} ms")
     print(f"    = {new / whole:.3f} of encoding it whole  (limit 0.1)")
 
 
