@@ -240,6 +240,10 @@ class TestMockAndLoad:
             load.drain()
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.slow
 def test_interrupt_ends_everything(tmp_path: Path) -> None:
     if not all(map(shutil.which, ("g++", "setpriv", "taskset"))):
@@ -249,7 +253,8 @@ def test_interrupt_ends_everything(tmp_path: Path) -> None:
     cores = ["--gateway-cpu", cpu, "--load-cpu", cpu]
     root = Path(build.__file__).parents[2]
     with (tmp_path / "out").open("wb") as out:
-        child = subprocess.Popen([*command, *cores], stdout=out, stderr=out, cwd=root)
+        # Where we were started in the background SIGINT is ignored, and children would inherit that.
+        child = subprocess.Popen([*command, *cores], stdout=out, stderr=out, cwd=root, preexec_fn=_heed_interrupts)
     deadline = time.monotonic() + 60
     while len(procs.tree(child.pid)) < 3 and time.monotonic() < deadline:
         assert child.poll() is None, (tmp_path / "out").read_text()
