@@ -36,13 +36,6 @@ COMPILED = (
 """The hot path. Structs, pydantic models and subclasses of foreign classes do not compile to what they say: they live
 elsewhere."""
 
-READ_BY_TYPE = (
-    "omni_proxy/lifecycle/retries.py",
-    "omni_proxy/scheduler/admission.py",
-    "omni_proxy/scheduler/settings.py",
-)
-"""Not compiled: event logs hold these settings, and a compiled dataclass does not tell the types of its fields."""
-
 
 def compiled_modules() -> list[Extension]:
     """The hot path as C extensions, or nothing where it cannot or should not be compiled."""
@@ -53,7 +46,7 @@ def compiled_modules() -> list[Extension]:
     except ImportError:
         return []
     os.chdir(ROOT)
-    paths = sorted(str(path) for pattern in COMPILED for path in Path().glob(pattern) if str(path) not in READ_BY_TYPE)
+    paths = sorted(str(path) for pattern in COMPILED for path in Path().glob(pattern))
     options = ["--config-file=", "--ignore-missing-imports", "--python-version=3.11"]
     try:
         modules: list[Extension] = mypycify([*options, *paths], opt_level="2", debug_level="0")

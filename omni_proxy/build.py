@@ -22,7 +22,7 @@ from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import FrontServer
 from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Worker
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver
 from omni_proxy.errors import Rejected
 from omni_proxy.lifecycle.retries import RetryPolicy
@@ -39,7 +39,6 @@ from omni_proxy.reload import Reloads, reload_whenever
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.scheduler.settings import SchedulingSettings
-from omni_proxy.settings import CoreSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
 from omni_proxy.workers.kv_events import KvEvents

@@ -8,7 +8,7 @@ same call: whoever carries the effects out may fail or be cancelled and can lose
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from omni_proxy.apc.caches import Caches
@@ -16,7 +16,7 @@ from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import CacheLearner, NoIndex, NoLearner, PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.lifecycle.retries import Verdict, error_of
+from omni_proxy.lifecycle.retries import RetryPolicy, Verdict, error_of
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
     Abort,
@@ -53,15 +53,31 @@ from omni_proxy.messages import (
     WorkerRemoved,
     WorkerUp,
 )
-from omni_proxy.scheduler.admission import retry_after_s
+from omni_proxy.scheduler.admission import Admission, retry_after_s
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 from omni_proxy.scheduler.planner import Planner
 from omni_proxy.scheduler.pools import Pools, serves
 from omni_proxy.scheduler.queue import WaitingQueue
-from omni_proxy.settings import CoreSettings
+from omni_proxy.scheduler.settings import SchedulingSettings
 
 _OUTCOMES: Final[Mapping[On, Outcome]] = {On(outcome.value): outcome for outcome in Outcome}
 _WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    """What an operator may set; seconds and tokens as the names say."""
+
+    schedule_mode: Mode | None = None
+    """None: what the members can do, sequential before parallel before aggregated."""
+    prefix_aware: bool = False
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
+    queue_timeout_s: float = 60.0
+    no_worker_timeout_s: float = 10.0
+    admission: Admission = field(default_factory=Admission)
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    max_fails: int = 1
+    fail_timeout_s: float = 10.0
 
 
 class Core:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from omni_proxy.apc.feed import Feed
 from omni_proxy.call import COMPLETIONS, Call, parse_call
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
     Abort,
     Arrived,
@@ -47,7 +47,6 @@ from omni_proxy.messages import (
     WorkerSpec,
     WorkerUp,
 )
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.traces import MOONCAKE_BLOCK_TOKENS, read_trace
 from omni_proxy.sim.workload import SimRequest
 from omni_proxy.tokenizer import PromptTokenizer

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.scheduler.settings import SchedulingSettings
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.baselines import router
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.figures import Figures, Slo, figures

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from statistics import median
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
     Arrived,
     Lease,
@@ -22,7 +22,6 @@ from omni_proxy.messages import (
     WorkerUp,
 )
 from omni_proxy.scheduler.settings import SchedulingSettings
-from omni_proxy.settings import CoreSettings
 
 PREFIX_UNITS = 128
 PROMPT_UNITS = 500

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from omni_proxy.core import CoreSettings
 from omni_proxy.messages import Effect, Event
-from omni_proxy.settings import CoreSettings
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 
 from omni_proxy.config import Config, ConfigError, load
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.observe.recorder import Recorder
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.baselines import router
 from omni_proxy.sim.cluster import slowed
 from omni_proxy.sim.exact_index import ExactIndex

@@ -15,8 +15,7 @@ import uvloop
 from msgspec import structs
 
 from omni_proxy.config import ConfigError, parse
-from omni_proxy.core import Core
-from omni_proxy.settings import CoreSettings
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.sim.bench.client import BenchPlan, send_all
 from omni_proxy.sim.bench.measure import bench_figures, faults, uncompressed
 from omni_proxy.sim.bench.prompts import PromptForm, Prompts

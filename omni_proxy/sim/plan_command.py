@@ -8,8 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from omni_proxy.config import Config, ConfigError, load
-from omni_proxy.core import Core
-from omni_proxy.settings import CoreSettings
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.commands import SettingsOf, parse_slo, write_file
 from omni_proxy.sim.engine_model import EngineModel

@@ -11,10 +11,9 @@ from typing import Final
 import msgspec
 
 from omni_proxy.config import ConfigError
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Effect, Event
 from omni_proxy.observe.recorder import BadLog, LogReader
-from omni_proxy.settings import CoreSettings
 
 EXIT_DIFFERENT: Final = 1
 MakeCore = Callable[[CoreSettings], Core]

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from omni_proxy.apc.divergence import LEAST_REPORTS, WARN_EVERY_S, Divergence
 from omni_proxy.apc.feed import FeedCounts, FeedReading
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
     Close,
     Leg,
@@ -25,7 +25,6 @@ from omni_proxy.messages import (
     WorkerUp,
 )
 from omni_proxy.observe.prefixes import PrefixMetrics
-from omni_proxy.settings import CoreSettings
 from tests.core.steps import worker
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import (
     Close,
@@ -25,7 +25,6 @@ from omni_proxy.messages import (
     WorkerSpec,
     WorkerUp,
 )
-from omni_proxy.settings import CoreSettings
 
 
 class At(NamedTuple):

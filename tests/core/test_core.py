@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.apc.index import NoIndex
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.errors import ErrorCode
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import (
@@ -39,7 +39,6 @@ from omni_proxy.messages import (
 )
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.settings import SchedulingSettings
-from omni_proxy.settings import CoreSettings
 from tests.core.steps import (
     CLOSED,
     CUT,

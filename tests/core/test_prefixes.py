@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_proxy.api.hot import session_of, tenant_of, ttft_target_of
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
     Arrived,
     BlocksRemoved,
@@ -23,7 +23,6 @@ from omni_proxy.messages import (
     WorkerDown,
     WorkerUp,
 )
-from omni_proxy.settings import CoreSettings
 from tests.core.steps import REFUSED, core_of, spec, worker
 
 KEYS = tuple(range(1, 11))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.lifecycle.timeline import stage_seconds, stage_spans
 from omni_proxy.messages import (
@@ -47,7 +47,6 @@ from omni_proxy.messages import (
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.registry import ORDERS
 from omni_proxy.scheduler.settings import SchedulingSettings
-from omni_proxy.settings import CoreSettings
 from tests.core.steps import assert_idle, spec
 
 pytestmark = pytest.mark.timeout(1800)  # for the thorough profile; the default one takes seconds

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from omni_proxy.core import CoreSettings
 from omni_proxy.errors import ErrorCode
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Arrived, Close, Failure, FailureKind, LegFailed, Mode, StartPrefill
 from omni_proxy.scheduler.admission import Admission
-from omni_proxy.settings import CoreSettings
 from tests.core.steps import core_of, p, spec
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.scheduler.registry import ORDERS, make_order
 from omni_proxy.scheduler.settings import SchedulingSettings
-from omni_proxy.settings import CoreSettings
 from tests.scheduler.test_orders import waiting
 
 

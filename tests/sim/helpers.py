@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from omni_proxy.core import Core
-from omni_proxy.settings import CoreSettings
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.engine import Engine, Notice
 from omni_proxy.sim.engine_model import EngineModel

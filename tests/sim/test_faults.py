@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Cancelled, Effect, Event, Mode, StartDecode, StartPrefill
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.synthetic import parse_synthetic
 from omni_proxy.sim.world import World

@@ -10,9 +10,8 @@ import pytest
 
 from omni_proxy.cli import main
 from omni_proxy.config import ConfigError
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import RequestRecord
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.bench.measure import BenchResult, Seen, bench_figures
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.engine_model import pairs

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from omni_proxy.cli import main
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Effect, Event
 from omni_proxy.observe.recorder import MAGIC, BadLog, LogReader, Recorder
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.replay import replay
 from omni_proxy.sim.synthetic import parse_synthetic

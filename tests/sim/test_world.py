@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from omni_proxy.core import Core
+from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Mode, Outcome, Stage
-from omni_proxy.settings import CoreSettings
 from omni_proxy.sim.baselines import BASELINES, router
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.run import Delays
