@@ -56,7 +56,7 @@ def cpu_library() -> ctypes.CDLL | None:
 
 @cache
 def _cpu() -> tuple[ctypes.CDLL | None, str]:
-    from omni_kernels.cpu.library import find_library
+    from omni_kernels.cpu.native import find_library
 
     return find_library()
 

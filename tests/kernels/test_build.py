@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from omni_kernels import registry
-from omni_kernels.cpu import build, library
+from omni_kernels.cpu import build, native
 
 TESTS = Path(__file__).parent
 
@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No packaged library and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(library, "_packaged", lambda: None)
+    monkeypatch.setattr(native, "_packaged", lambda: None)
     return tmp_path
 
 
@@ -29,7 +29,7 @@ def test_without_a_compiler_torch_serves_and_the_log_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(nothing_built))
     with caplog.at_level(logging.WARNING, "omni_kernels"):
-        found, reason = library.find_library()
+        found, reason = native.find_library()
     assert found is None
     assert reason == "no C++ compiler found"
     assert "falling back to torch: no C++ compiler found" in caplog.text
@@ -47,7 +47,7 @@ def test_a_cache_that_cannot_be_made_is_a_reason(nothing_built: Path, monkeypatc
     monkeypatch.setattr(build, "find_compiler", lambda: "g++")
     (nothing_built / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(nothing_built / "file"))
-    assert "file" in library.find_library()[1]
+    assert "file" in native.find_library()[1]
 
 
 def test_the_cache_is_used_and_keyed_by_content(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,15 +66,15 @@ def test_a_library_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch
     path = build.cached_library()
     monkeypatch.setattr(Path, "glob", lambda _self, pattern: [path] if pattern == "_omni_cpu*.so" else [])
     monkeypatch.setattr(build, "source_hash", lambda: "other")
-    assert library._packaged() is None
+    assert native._packaged() is None
 
 
 SANITIZED = """
 import sys
 from pathlib import Path
 import pytest
-from omni_kernels.cpu import build, library
-library._packaged = lambda: None
+from omni_kernels.cpu import build, native
+native._packaged = lambda: None
 build.cached_library = lambda: Path(sys.argv[1])
 sys.exit(pytest.main([*sys.argv[2:], "-q", "-p", "no:cacheprovider"]))
 """

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from omni_kernels.cpu.library import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
+from omni_kernels.cpu.native import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
 from omni_kernels.cpu.ops import DTYPES, CpuOps, matrix, ragged
 from omni_kernels.decoder import DecoderLayer, DecoderWeights
 from omni_kernels.ragged import AttentionBatch

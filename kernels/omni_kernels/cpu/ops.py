@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omni_kernels import reference
-from omni_kernels.cpu.library import Cache, Experts, Matrix, Ragged, Routing, check
+from omni_kernels.cpu.native import Cache, Experts, Matrix, Ragged, Routing, check
 from omni_kernels.packing import PackedExperts, PackedMatrix, plain
 from omni_kernels.ragged import AttentionBatch
 
@@ -50,7 +50,7 @@ class CpuOps:
     """The ops bound to one library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+        self.native = library
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `reference.rms_norm`."""
@@ -63,7 +63,7 @@ class CpuOps:
         total = x if residual is None else torch.empty_like(x)
         if x.numel():
             other = None if residual is None else residual.contiguous()
-            status = self.library.omni_rms_norm(
+            status = self.native.omni_rms_norm(
                 x.data_ptr(), None if other is None else other.data_ptr(), weight.data_ptr(), x.numel() // width,
                 width, weight.numel() // width, eps, DTYPES[x.dtype], out.data_ptr(), total.data_ptr(),
                 torch.get_num_threads(),
@@ -80,7 +80,7 @@ class CpuOps:
             x = x.contiguous()
         cos, sin = cos.contiguous(), sin.contiguous()
         out = torch.empty(x.shape, dtype=x.dtype)
-        status = self.library.omni_rope(
+        status = self.native.omni_rope(
             x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, dim, x.stride(0), DTYPES[x.dtype],
             out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
@@ -95,7 +95,7 @@ class CpuOps:
         width = x.shape[-1] // 2
         out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
         if out.numel():
-            status = self.library.omni_silu_and_mul(
+            status = self.native.omni_silu_and_mul(
                 x.data_ptr(), out.numel() // width, width, DTYPES[x.dtype], out.data_ptr(), torch.get_num_threads()
             )
             check(status, "silu_and_mul")
@@ -116,7 +116,7 @@ class CpuOps:
         ids = torch.empty((rows, top_k), dtype=torch.int64)
         weights = torch.empty((rows, top_k))
         counts = torch.zeros(count, dtype=torch.int64)
-        status = self.library.omni_route(
+        status = self.native.omni_route(
             logits.data_ptr(), rows, how, ids.data_ptr(), weights.data_ptr(), counts.data_ptr(), torch.get_num_threads()
         )
         check(status, "moe_route")
@@ -128,10 +128,10 @@ class CpuOps:
         count, n, k = stack.shape
         rows, scale = plain(stack, dtype)
         code = DTYPES[rows.dtype]
-        size = self.library.omni_packed_bytes(n, k, code, gated)
+        size = self.native.omni_packed_bytes(n, k, code, gated)
         data = torch.empty((count, size), dtype=torch.uint8)
         for i in range(count):
-            self.library.omni_pack(rows[i].data_ptr(), n, k, code, gated, data[i].data_ptr())
+            self.native.omni_pack(rows[i].data_ptr(), n, k, code, gated, data[i].data_ptr())
         if scale is not None:
             scale = _panel_order(scale, gated)
         return PackedMatrix("cpu", data, scale, count, n, k, rows.dtype, gated)
@@ -141,7 +141,7 @@ class CpuOps:
         x = x.contiguous()
         out = torch.empty((x.shape[0], w.n), dtype=x.dtype)
         code = DTYPES[x.dtype]
-        status = self.library.omni_linear(
+        status = self.native.omni_linear(
             x.data_ptr(), code, x.shape[0], matrix(w), out.data_ptr(), code, torch.get_num_threads()
         )
         check(status, "linear")
@@ -151,7 +151,7 @@ class CpuOps:
         """See `reference.packed_moe`."""
         x, ids, weights = x.contiguous(), ids.long().contiguous(), weights.float().contiguous()
         out = torch.empty_like(x)
-        status = self.library.omni_fused_moe(
+        status = self.native.omni_fused_moe(
             x.data_ptr(), DTYPES[x.dtype], x.shape[0], experts(experts_), ids.data_ptr(), weights.data_ptr(),
             ids.shape[1], out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
@@ -176,7 +176,7 @@ class CpuOps:
         if q.stride(2) != 1 or q.stride(1) != q.shape[2]:
             q = q.contiguous()
         out = torch.empty((q.shape[0], q.shape[1], where.value_dim), dtype=q.dtype)
-        status = self.library.omni_attention(
+        status = self.native.omni_attention(
             q.data_ptr(), DTYPES[q.dtype], q.shape[1], q.stride(0), ragged(batch), where, scale, out.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
@@ -189,7 +189,7 @@ class CpuOps:
             return reference.kv_write(kv, slots, k, v)
         k, v = _row_major(k), _row_major(v)
         slots = slots.long().contiguous()
-        status = self.library.omni_kv_write(
+        status = self.native.omni_kv_write(
             cache(kv), slots.data_ptr(), slots.shape[0], k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0)
         )
         check(status, "kv_write")
@@ -213,7 +213,7 @@ class CpuOps:
         planes, count = kv.shape[0] * kv.shape[1], kv.shape[2]
         block_bytes = kv.nbytes // (planes * count) if kv.numel() else 0
         blocks = blocks.long().contiguous()
-        status = self.library.omni_kv_copy(
+        status = self.native.omni_kv_copy(
             kv.data_ptr(), planes, count, block_bytes, blocks.data_ptr(), blocks.shape[0], data.data_ptr(), to_cache
         )
         check(status, "kv_scatter" if to_cache else "kv_gather")
@@ -225,7 +225,7 @@ class CpuOps:
         top_k, top_p = top_k.long().contiguous(), top_p.double().contiguous()
         uniform = uniform.double().contiguous()
         tokens = torch.empty(rows, dtype=torch.int64)
-        status = self.library.omni_sample(
+        status = self.native.omni_sample(
             logits.data_ptr(), rows, vocab, temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(),
             uniform.data_ptr(), tokens.data_ptr(),
         )  # fmt: skip
