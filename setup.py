@@ -19,6 +19,7 @@ import build as kernels  # noqa: E402  (kernels/omni_kernels/cpu/build.py, stand
 
 COMPILED = (
     "omni_proxy/core.py",
+    "omni_proxy/flow/*.py",
     "omni_proxy/driver.py",
     "omni_proxy/lifecycle/*.py",
     "omni_proxy/scheduler/*.py",

@@ -127,7 +127,7 @@ def test_an_empty_index_is_still_the_index() -> None:
             return 0
 
     index = Empty()
-    assert Core(CoreSettings(), index)._index is index
+    assert Core(CoreSettings(), index)._board.index is index
 
 
 def test_parallel() -> None:
@@ -301,7 +301,7 @@ def test_an_answer_may_overtake_the_news_that_its_leg_was_sent(mode: Mode) -> No
     core.handle(Arrived("r", spec()), 0.0)
     records: list[RequestRecord] = []
     while not records:
-        (request,) = core._requests.values()
+        (request,) = core._board.requests.values()
         answer = (
             DecodeDone(request.decode_lease)
             if request.prefill_lease is None and request.decode_lease is not None
@@ -885,13 +885,13 @@ def test_a_removed_worker_takes_its_counters_with_it() -> None:
             (Arrived("b", spec(7)), [start_p("b", 1, "p0")]),
         ],
     )
-    assert core._ledger.get("p0") is not None
+    assert core._board.ledger.get("p0") is not None
     assert [w.prefill_tokens for w in core.workers()] == [0, 7]
     run(
         core,
         [(LegFailed(p("a", 1, "p0"), SILENT), [Ended("a", Outcome.FAILED, ErrorCode.WORKER_TIMEOUT, p("a", 1, "p0"))])],
     )
-    fresh = core._ledger.get("p0")
+    fresh = core._board.ledger.get("p0")
     assert fresh is not None
     assert (fresh.prefill_tokens, fresh.seqs, fresh.ejected_until) == (7, 1, 0.0)
 

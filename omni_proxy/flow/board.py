@@ -1,0 +1,200 @@
+"""The board: all live requests, all members, and the few moves by which requests pass over it. Pure.
+
+What is decided is booked here in the same call. Which event leads to which move is not known here: that is the core's
+business, and for what goes wrong that of the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from omni_proxy.apc.caches import Caches
+from omni_proxy.apc.homes import Homes
+from omni_proxy.apc.index import CacheLearner, NoIndex, NoLearner, PrefixIndex
+from omni_proxy.errors import ErrorCode, Refusal
+from omni_proxy.flow.settings import CoreSettings
+from omni_proxy.lifecycle.request import Request
+from omni_proxy.lifecycle.stages import On
+from omni_proxy.messages import (
+    Abort,
+    Close,
+    Effect,
+    Lease,
+    Mode,
+    Outcome,
+    Stage,
+    StartDecode,
+    StartPrefill,
+    Usage,
+)
+from omni_proxy.scheduler.admission import retry_after_s
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.planner import Planner
+from omni_proxy.scheduler.pools import Pools
+from omni_proxy.scheduler.queue import WaitingQueue
+
+_OUTCOMES: Final[Mapping[On, Outcome]] = {On(outcome.value): outcome for outcome in Outcome}
+WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
+
+
+class Board:
+    """Requests and members, and the effects that the event in hand has had so far."""
+
+    def __init__(self, settings: CoreSettings, index: PrefixIndex | None = None) -> None:
+        self.settings = settings
+        caches = Caches() if settings.prefix_aware and index is None else None
+        self.caches: Final = caches
+        self.index: PrefixIndex = index if index is not None else caches or NoIndex()
+        self.learner: CacheLearner = caches or NoLearner()
+        self.homes = Homes() if settings.prefix_aware else None
+        self.ledger = Ledger(settings.max_fails, settings.fail_timeout_s)
+        self.pools = Pools(self.ledger, settings.schedule_mode)
+        self.planner = Planner(self.ledger, self.pools, settings.scheduling, self.index, self.homes)
+        self.requests: dict[str, Request] = {}
+        self.effects: list[Effect] = []
+        self.now = 0.0
+
+    def current(self, lease: Lease) -> Request | None:
+        """The request that holds this very lease; None for a message of an earlier attempt or an ended request."""
+        request = self.requests.get(lease.rid)
+        if request is None or lease not in (request.prefill_lease, request.decode_lease):
+            return None
+        return request
+
+    def enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
+        """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
+        pool = self.pools.of(request.spec.model)
+        alone = request.alone or (pool is not None and pool.mode is Mode.AGGREGATED)
+        if deadline is None:
+            ready = pool is not None and bool(pool.alone if request.alone else pool.ready)
+            deadline = now + (self.settings.queue_timeout_s if ready else self.settings.no_worker_timeout_s)
+        if retry is False and not alone and pool is not None and self.planner.place_alone(request, now):
+            request.move(On.ENQUEUE_DECODE, now)
+            self.start(request, now)
+            return
+        if alone:
+            request.move(On.DECODE_RETRIED if retry else On.ENQUEUE_DECODE, now)
+        else:
+            request.move(On.RETRIED if retry else On.ENQUEUE_PREFILL, now)
+        self.line_up(request, now, deadline, retry)
+
+    def line_up(self, request: Request, now: float, deadline: float, first: bool = False) -> None:
+        """Straight to its workers where nobody else waits and there is room, else into its line."""
+        if self.planner.place_at_once(request, now):
+            self.start(request, now)
+        else:
+            self.planner.wait(request, deadline, first)
+
+    def plan(self, now: float, changed: bool = True) -> None:
+        """Send those that wait, as far as there is room. `changed`: something came free, or somebody came."""
+        if changed:
+            self.planner.changed()
+        if not (self.planner.prefill_queue.waits or self.planner.decode_queue.waits):
+            return
+        for request in self.planner.plan(now):
+            self.start(request, now)
+
+    def start(self, request: Request, now: float) -> None:
+        """Send the legs for which leases have just been booked."""
+        if request.stage is Stage.DECODE_WAITING:
+            request.move(On.GRANTED, now)
+            assert request.decode_lease is not None
+            self._learn_grant(request, request.decode_lease, request.handoff_from is None, now)
+            self.effects.append(StartDecode(request.decode_lease, request.handoff_from))
+        elif request.mode is Mode.PARALLEL:
+            self._start_pair(request, now)
+        else:
+            request.move(On.GRANTED, now)
+            assert request.prefill_lease is not None
+            self._learn_grant(request, request.prefill_lease, True, now)
+            self.effects.append(StartPrefill(request.prefill_lease))
+
+    def _start_pair(self, request: Request, now: float) -> None:
+        prefill, decode = request.prefill_lease, request.decode_lease
+        assert prefill is not None
+        assert decode is not None
+        self._learn_grant(request, prefill, True, now)
+        self._learn_grant(request, decode, False, now)
+        request.fork(now)
+        request.move_prefill(On.GRANTED, now)
+        request.move(On.GRANTED, now)
+        self.effects.append(StartPrefill(prefill, decode.worker))
+        self.effects.append(StartDecode(decode, prefill.worker))
+
+    def _learn_grant(self, request: Request, lease: Lease, computes: bool, now: float) -> None:
+        """The prompt's blocks will be on a worker; note what the one that computes them should find of them."""
+        expected = self.learner.granted(lease, request.block_keys, now)
+        if computes and request.block_keys:
+            expected = request.cached.get(lease.worker, 0) if expected is None else expected
+            request.predicted_tokens = min(expected, request.prompt_tokens - 1)
+
+    def learn_answer(self, request: Request, lease: Lease, usage: Usage, computed: bool, now: float) -> None:
+        """A worker said what it found cached. `computed`: of a prompt that it was to compute itself."""
+        predicted = request.predicted_tokens if computed else None
+        self.learner.answered(lease, predicted, usage.cached_tokens, now)
+
+    def runs(self, request: Request, lease: Lease, now: float) -> None:
+        """A leg is running; an answer says so too, where it overtook `LegSent` or there was none."""
+        if request.prefill_stage is not None and lease == request.prefill_lease:
+            if request.prefill_stage is Stage.PREFILL_SCHEDULED:
+                request.move_prefill(On.SENT, now)
+        elif request.stage in (Stage.PREFILL_SCHEDULED, Stage.DECODE_SCHEDULED):
+            request.move(On.SENT, now)
+
+    def start_over(self, request: Request, now: float) -> None:
+        """Line up again from the beginning, in front; the KV of earlier attempts is given up."""
+        self.ledger.drop_hold(request.rid)
+        request.start_over()
+        self.enqueue(request, now, retry=True)
+
+    def refuse(self, request: Request, refusal: Refusal, now: float) -> None:
+        """End a request that gets no work done, because of what it asks or of how much waits."""
+        after = retry_after_s(self.planner.drain_s(now)) if refusal.code is ErrorCode.QUEUE_FULL else None
+        self.close(request, On.REJECTED, now, refusal.code, refusal.detail, retry_after_s=after)
+
+    def fail(self, request: Request, code: ErrorCode, detail: str, now: float) -> None:
+        """End a request for a reason that no worker's answer tells."""
+        self.close(request, On.FAILED, now, code, detail)
+
+    def close(
+        self,
+        request: Request,
+        on: On,
+        now: float,
+        error: ErrorCode | None = None,
+        detail: str = "",
+        failed: Lease | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """The only end of a request: every lease home, every queue left, one `Close`."""
+        waited = request.stage in WAITING
+        request.move(on, now)
+        if waited:
+            self.planner.leave(request)
+        self.drop_leases(request, keep=failed)
+        self.ledger.drop_hold(request.rid)
+        del self.requests[request.rid]
+        outcome = _OUTCOMES[on]
+        record = request.record(outcome, error, detail)
+        self.effects.append(Close(request.rid, outcome, record, error, detail, failed, retry_after_s))
+
+    def drop_leases(self, request: Request, keep: Lease | None) -> None:
+        """Take all leases of a request home and abort its legs, except the one that has ended by itself."""
+        for lease in live_leases(request):
+            self.planner.learning.dropped(lease, self.now)
+            self.ledger.release(lease)
+            self.learner.dropped(lease)
+            if lease != keep:
+                self.effects.append(Abort(lease))
+        request.prefill_lease = request.decode_lease = None
+        request.prefill_stage = None
+
+    def queues(self) -> tuple[WaitingQueue, WaitingQueue]:
+        """The lines for P and for D."""
+        return self.planner.prefill_queue, self.planner.decode_queue
+
+
+def live_leases(request: Request) -> list[Lease]:
+    """The leases that a request holds."""
+    return [lease for lease in (request.prefill_lease, request.decode_lease) if lease is not None]

@@ -1,0 +1,50 @@
+"""What follows from a leg that failed: another attempt, or the end. Pure.
+
+Whether another attempt is right is `lifecycle.retries`' judgement; this module carries it out on the board.
+"""
+
+from __future__ import annotations
+
+from omni_proxy.flow.board import Board
+from omni_proxy.lifecycle.request import Request
+from omni_proxy.lifecycle.retries import Verdict, error_of
+from omni_proxy.lifecycle.stages import On
+from omni_proxy.messages import Failure, Lease, LegFailed
+from omni_proxy.scheduler.ledger import WorkerLoad
+
+
+def leg_failed(board: Board, event: LegFailed, now: float) -> None:
+    """Blame the worker where it is at fault, and try again or tell the client."""
+    request = board.current(event.lease)
+    if request is None:
+        return
+    lease, failure = event.lease, event.failure
+    worker = board.ledger.holder(lease)
+    if board.settings.retries.blames_worker(failure):
+        board.ledger.failed(worker, failure.kind, now)
+    verdict = _verdict(board, request, lease, failure, worker)
+    board.drop_leases(request, keep=lease)
+    if verdict is Verdict.FAIL or board.pools.of(request.spec.model) is None:
+        code, detail = error_of(failure)
+        board.close(request, On.FAILED, now, code, detail, lease)
+    else:
+        _retry(board, request, lease, verdict, now)
+    board.plan(now)
+
+
+def _verdict(board: Board, request: Request, lease: Lease, failure: Failure, worker: WorkerLoad) -> Verdict:
+    if request.first_token_at is not None:
+        return Verdict.FAIL  # the client has seen a part of this answer
+    reusable = request.handoff_from is not None and worker.spec.handoff_reusable
+    prefilled = request.prefill_done_at is not None
+    return board.settings.retries.verdict(lease.leg, failure, request.retries, prefilled, reusable)
+
+
+def _retry(board: Board, request: Request, lease: Lease, verdict: Verdict, now: float) -> None:
+    request.retries += 1
+    request.avoid = request.avoid | {lease.worker}
+    if verdict is Verdict.DECODE_AGAIN:
+        request.move(On.DECODE_RETRIED, now)
+        board.line_up(request, now, now + board.settings.queue_timeout_s, first=True)
+    else:
+        board.start_over(request, now)
