@@ -11,6 +11,7 @@ from omni_kernels.api import (
     kv_write,
     linear,
     mla_attention,
+    mla_write,
     moe_route,
     pack,
     pack_experts,
@@ -21,11 +22,12 @@ from omni_kernels.api import (
     sample,
     silu_and_mul,
 )
-from omni_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, build_decoder
+from omni_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, Routing, build_decoder
 from omni_kernels.packing import PackedExperts, PackedMatrix
 from omni_kernels.ragged import AttentionBatch, attention_batch
 from omni_kernels.reference import rope_table
 from omni_kernels.registry import DEVICES, OPS, backend_of, backends
+from omni_kernels.rope_scaling import RopeScaling, yarn_mscale
 from omni_kernels.side import SideStream, side_stream
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "DecoderWeights",
     "PackedExperts",
     "PackedMatrix",
+    "RopeScaling",
+    "Routing",
     "SideStream",
     "attention_batch",
     "backend_of",
@@ -48,6 +52,7 @@ __all__ = [
     "kv_write",
     "linear",
     "mla_attention",
+    "mla_write",
     "moe_route",
     "pack",
     "pack_experts",
@@ -59,4 +64,5 @@ __all__ = [
     "sample",
     "side_stream",
     "silu_and_mul",
+    "yarn_mscale",
 ]

@@ -101,6 +101,7 @@ def moe_route(
     top_groups: int | None = None,
     per_group: bool = False,
     scale: float = 1.0,
+    group_best: int = 2,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.moe_route`."""
     name = "moe_route"
@@ -115,13 +116,14 @@ def moe_route(
     _require(even, name, "groups", f"must divide {experts} and be at most {MAX_GROUPS}", groups)
     kept = groups if top_groups is None else top_groups
     _require(1 <= kept <= groups, name, "top_groups", f"must be in 1..{groups}", top_groups)
+    _require(group_best in (1, 2), name, "group_best", "must be 1 or 2", group_best)
     if per_group:
         _require(top_k % groups == 0, name, "top_k", f"must be a multiple of {groups}", top_k)
     else:
         most = experts // groups * kept
         _require(top_k <= most, name, "top_k", f"must be at most the {most} experts kept", top_k)
     result: tuple[Tensor, Tensor, Tensor] = _op(name, logits, bias)(
-        logits, top_k, renormalise, scoring, bias, groups, top_groups, per_group, scale
+        logits, top_k, renormalise, scoring, bias, groups, top_groups, per_group, scale, group_best
     )
     return result
 
@@ -281,6 +283,18 @@ def mla_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float,
     _require(1 <= latent <= q.shape[2], name, "latent", f"must be in 1..{q.shape[2]}", latent)
     result: Tensor = _op(name, q, cache)(q, cache, batch, scale, latent)
     return result
+
+
+def mla_write(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """See `reference.mla_write`."""
+    name = "mla_write"
+    _require(cache.dim() == 3, name, "cache", "must be [blocks, size, C]", cache.shape)
+    _require(slots.dim() == 1, name, "slots", "must be [T]", slots.shape)
+    want = (slots.shape[0], cache.shape[2])
+    _require(rows.shape == want, name, "rows", f"must be {want}", rows.shape)
+    _floats(name, "rows", rows, cache)
+    _integers(name, "slots", slots)
+    _op(name, cache, rows)(cache, slots, rows)
 
 
 def kv_write(kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:

@@ -18,6 +18,19 @@ from omni_kernels.ragged import AttentionBatch
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a layer's experts are chosen beyond the number and the sum of their weights; see `moe_route`."""
+
+    scoring: str = "softmax"
+    bias: Tensor | None = None
+    groups: int = 1
+    top_groups: int | None = None
+    per_group: bool = False
+    scale: float = 1.0
+    group_best: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """Weights of one layer, as a checkpoint holds them. Without `gate` the MLP is dense: w13 [2I, H], w2 [H, I]."""
 
@@ -36,6 +49,15 @@ class DecoderLayer:
     """[E, H], the router."""
     top_k: int = 1
     renormalise: bool = True
+    routing: Routing = Routing()
+    shared13: Tensor | None = None
+    """[2J, H], an expert that takes every row."""
+    shared2: Tensor | None = None
+    """[H, J]."""
+    qkv_bias: Tensor | None = None
+    """[(heads + 2 kv_heads) * D]."""
+    out_bias: Tensor | None = None
+    """[H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,10 @@ class DecoderWeights:
     heads: int
     kv_heads: int
     eps: float
+    norm_rows: bool = False
+    """`qk_norm` takes all heads of the queries, and those of the keys, as one row (OLMoE); else head by head."""
+    clip: float | None = None
+    """Queries, keys and values are cut to -clip..clip, after the norm of rows and before that of heads."""
 
 
 class Decoder(Protocol):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from omni_kernels.packing import PackedExperts, PackedMatrix, plain
 from omni_kernels.ragged import AttentionBatch
+from omni_kernels.rope_scaling import RopeScaling, frequencies
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -26,14 +27,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return (wide * inverse).to(x.dtype).mul_(weight), total
 
 
-def rope_table(head_dim: int, length: int, theta: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def rope_table(
+    head_dim: int,
+    length: int,
+    theta: float,
+    dtype: torch.dtype = torch.float32,
+    scaling: RopeScaling | None = None,
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines [length, head_dim] of the rotary embedding (Su et al. 2021), halves repeated.
 
     The sines of the first half are negated, so that applying them needs a roll and no sign change.
     """
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    angle = torch.outer(torch.arange(length).float(), 1.0 / theta**exponent)
-    cos, sin = angle.cos(), angle.sin()
+    turns, factor = frequencies(head_dim, theta, length, scaling)
+    angle = torch.outer(torch.arange(length).float(), turns)
+    cos, sin = angle.cos() * factor, angle.sin() * factor
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
@@ -59,12 +66,13 @@ def moe_route(
     top_groups: int | None = None,
     per_group: bool = False,
     scale: float = 1.0,
+    group_best: int = 2,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose `top_k` experts of each row of `logits` [T, E]; scores are their softmax or sigmoid in float32.
 
     `bias` [E] is added to the scores for the choice only (DeepSeek-V3). Experts in `groups` of equal size: either
-    `top_k / groups` of each (`per_group`, MoGE of Pangu Pro), or all from the `top_groups` groups whose two best
-    choices sum highest (DeepSeek-V3). The weights are the scores, summing to 1 if `renormalise`, times `scale`.
+    `top_k / groups` of each (`per_group`, MoGE of Pangu Pro), or all from the `top_groups` groups whose `group_best`
+    best choices sum highest (DeepSeek-V3: 2, DeepSeek-V2: 1). The weights are the scores, summing to 1 if `renormalise`, times `scale`.
     Returns ids [T, K] int64 (best first; by group if `per_group`), weights [T, K] float32 and how many of the
     T*K choices fell on each expert, [E] int64. NaN counts as the largest score.
     """
@@ -78,7 +86,7 @@ def moe_route(
         ids = (best + offset).view(rows, top_k)
     else:
         if top_groups is not None and top_groups < groups:
-            choice = _keep_groups(choice, groups, top_groups)
+            choice = _keep_groups(choice, groups, top_groups, group_best)
         ids = choice.topk(top_k, -1).indices
     weights = scores.gather(-1, ids)
     if renormalise:
@@ -86,10 +94,10 @@ def moe_route(
     return ids, weights * scale, torch.bincount(ids.flatten(), minlength=experts)
 
 
-def _keep_groups(choice: Tensor, groups: int, top_groups: int) -> Tensor:
+def _keep_groups(choice: Tensor, groups: int, top_groups: int, group_best: int) -> Tensor:
     """-inf outside the best groups of each row."""
     grouped = choice.view(choice.shape[0], groups, -1)
-    total = grouped.topk(min(2, grouped.shape[2]), -1).values.sum(-1)
+    total = grouped.topk(min(group_best, grouped.shape[2]), -1).values.sum(-1)
     kept = torch.zeros_like(total, dtype=torch.bool).scatter_(1, total.topk(top_groups, -1).indices, True)
     return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).view_as(choice)
 
@@ -215,6 +223,11 @@ def mla_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float,
     """
     wide = cache.unsqueeze(2)
     return paged_attention(q, torch.stack((wide, wide)), batch, scale)[..., :latent].contiguous()
+
+
+def mla_write(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Put latent rows [T, C] into one layer `cache` [blocks, block_size, C] at `slots` [T]."""
+    cache.flatten(0, 1).index_copy_(0, slots, rows)
 
 
 def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:

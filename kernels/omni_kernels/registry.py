@@ -29,6 +29,7 @@ OPS: Final = (
     "packed_moe",
     "paged_attention",
     "mla_attention",
+    "mla_write",
     "kv_write",
     "kv_gather",
     "kv_scatter",

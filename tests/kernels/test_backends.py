@@ -171,6 +171,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "sigmoid": {"top_k": 4, "renormalise": True, "scoring": "sigmoid", "scale": 2.5},
     "bias": {"top_k": 4, "renormalise": True, "scoring": "sigmoid", "bias": torch.linspace(-1, 1, 16)},
     "groups": {"top_k": 4, "renormalise": True, "scoring": "sigmoid", "groups": 4, "top_groups": 2},
+    "best group": {"top_k": 3, "renormalise": False, "groups": 4, "top_groups": 1, "group_best": 1},
     "moge": {"top_k": 8, "renormalise": True, "groups": 8, "per_group": True},
 }
 
@@ -393,12 +394,15 @@ ALSO_WRONG: dict[str, Any] = {
     "moe_route: bias": lambda: ops.moe_route(T(1, 4), 1, True, bias=T(3)),
     "moe_route: groups": lambda: ops.moe_route(T(1, 4), 1, True, groups=3),
     "moe_route: top_groups": lambda: ops.moe_route(T(1, 4), 1, True, groups=2, top_groups=3),
+    "moe_route: group_best": lambda: ops.moe_route(T(1, 4), 1, True, groups=2, top_groups=1, group_best=3),
     "moe_route: top_k must be a multiple": lambda: ops.moe_route(T(1, 4), 1, True, groups=2, per_group=True),
     "moe_route: top_k must be at most": lambda: ops.moe_route(T(1, 4), 3, True, groups=2, top_groups=1),
     "paged_attention: block_tables": lambda: ops.paged_attention(
         T(1, 2, 8), T(2, 2, 4, 2, 8), ops.attention_batch([1], [1], [[2]], 4), 1.0
     ),
     "paged_attention: kv must have blocks": lambda: ops.paged_attention(T(1, 2, 8), T(2, 2, 8, 2, 8), ONE, 1.0),
+    "mla_write: cache": lambda: ops.mla_write(T(2, 4), IDS[0], T(1, 4)),
+    "mla_write: rows": lambda: ops.mla_write(T(2, 4, 8), IDS[0], T(1, 4)),
     "mla_attention: latent": lambda: ops.mla_attention(T(1, 2, 8), T(2, 4, 8), ONE, 1.0, 9),
     "attention_batch: query_lens": lambda: ops.attention_batch([3], [2], [[0]], 4),
     "attention_batch: block_tables": lambda: ops.attention_batch([1], [5], [[0]], 4),

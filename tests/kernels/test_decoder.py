@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from omni_kernels import registry
 HEADS, KV_HEADS, DIM, HIDDEN, VOCAB, SIZE, LIMIT = 4, 2, 16, 48, 70, 4, 256
 
 
-def layer(experts: int, wide: int, top_k: int, *, qk_norm: bool = True) -> ops.DecoderLayer:
+def layer(experts: int, wide: int, top_k: int, *, qk_norm: bool = True, **more: Any) -> ops.DecoderLayer:
     """Random weights; `experts` 0 is a dense MLP."""
     shape = (experts,) if experts else ()
     return ops.DecoderLayer(
@@ -29,15 +30,30 @@ def layer(experts: int, wide: int, top_k: int, *, qk_norm: bool = True) -> ops.D
         w2=torch.randn(*shape, HIDDEN, wide) / wide**0.5,
         gate=torch.randn(experts, HIDDEN) if experts else None,
         top_k=top_k,
+        **more,
     )
 
 
-def decoder_weights() -> ops.DecoderWeights:
-    """Three layers: experts, dense, experts without head norms."""
-    layers = [layer(6, 20, 2), layer(0, 33, 1), layer(6, 16, 3, qk_norm=False)]
+def varied_layers() -> list[ops.DecoderLayer]:
+    """Biases; grouped sigmoid routing with a correction, a scale and a shared expert; as many experts of each group."""
+    biases = {"qkv_bias": torch.randn((HEADS + 2 * KV_HEADS) * DIM), "out_bias": torch.randn(HIDDEN)}
+    shared = {"shared13": torch.randn(26, HIDDEN) / HIDDEN**0.5, "shared2": torch.randn(HIDDEN, 13) / 13**0.5}
+    grouped = ops.Routing("sigmoid", torch.randn(6), groups=3, top_groups=2, scale=2.5)
+    return [
+        layer(0, 33, 1, **biases),
+        layer(6, 20, 2, routing=grouped, **shared),
+        layer(6, 16, 3, routing=ops.Routing(groups=3, per_group=True), renormalise=False, **biases, **shared),
+        layer(6, 16, 2, routing=ops.Routing(groups=3, top_groups=1, group_best=1)),
+    ]
+
+
+def decoder_weights(layers: list[ops.DecoderLayer] | None = None, **more: Any) -> ops.DecoderWeights:
+    """Three layers unless given: experts, dense, experts without head norms."""
+    layers = layers or [layer(6, 20, 2), layer(0, 33, 1), layer(6, 16, 3, qk_norm=False)]
     embedding, head = torch.randn(VOCAB, HIDDEN), torch.randn(VOCAB, HIDDEN) / HIDDEN**0.5
     cos, sin = ops.rope_table(DIM, LIMIT, 1e4)
-    return ops.DecoderWeights(embedding, layers, torch.rand(HIDDEN) + 0.5, head, cos, sin, HEADS, KV_HEADS, 1e-6)
+    norm = torch.rand(HIDDEN) + 0.5
+    return ops.DecoderWeights(embedding, layers, norm, head, cos, sin, HEADS, KV_HEADS, 1e-6, **more)
 
 
 @dataclass(frozen=True)
@@ -70,37 +86,53 @@ def by_ops(w: ops.DecoderWeights, r: Rows, kv: Tensor, counts: Tensor) -> Tensor
     cos, sin = w.cos[r.positions], w.sin[r.positions]
     for i, one in enumerate(w.layers):
         normed, _ = run["rms_norm"](x, one.attention_norm, w.eps)
-        qkv = (normed @ one.qkv.t()).view(x.shape[0], -1, DIM)
+        qkv = (normed @ one.qkv.t() + (0.0 if one.qkv_bias is None else one.qkv_bias)).view(x.shape[0], -1, DIM)
         qk, values = qkv[:, : HEADS + KV_HEADS], qkv[:, HEADS + KV_HEADS :]
         if one.qk_norm is not None:
-            qk, _ = run["rms_norm"](qk, one.qk_norm, w.eps)
+            qk = head_norms(w, one.qk_norm, qk)
+        if w.clip is not None:
+            qk, values = qk.clamp(-w.clip, w.clip), values.clamp(-w.clip, w.clip)
         qk = run["rope"](qk, cos, sin)
         run["kv_write"](kv[i], r.slots, qk[:, HEADS:], values)
         seen = run["paged_attention"](qk[:, :HEADS], kv[i], r.batch, DIM**-0.5)
-        x = x + seen.flatten(1) @ one.out.t()
+        x = x + seen.flatten(1) @ one.out.t() + (0.0 if one.out_bias is None else one.out_bias)
         normed, _ = run["rms_norm"](x, one.mlp_norm, w.eps)
         if one.gate is None:
             x = x + run["silu_and_mul"](normed @ one.w13.t()) @ one.w2.t()
             continue
-        ids, weights, chosen = run["moe_route"](normed @ one.gate.t(), one.top_k, one.renormalise)
+        how = {name: getattr(one.routing, name) for name in ops.Routing.__slots__}
+        ids, weights, chosen = run["moe_route"](normed @ one.gate.t(), one.top_k, one.renormalise, **how)
         counts[i] += chosen
         x = x + run["fused_moe"](normed, one.w13, one.w2, ids, weights, chosen)
+        if one.shared13 is not None and one.shared2 is not None:
+            x = x + run["silu_and_mul"](normed @ one.shared13.t()) @ one.shared2.t()
     return run["rms_norm"](x[r.logit_rows], w.norm, w.eps)[0] @ w.head.t()
+
+
+def head_norms(w: ops.DecoderWeights, norm: Tensor, qk: Tensor) -> Tensor:
+    """Of each head, or of all heads of the queries and of the keys at once."""
+    if not w.norm_rows:
+        normed: Tensor = registry.TORCH["rms_norm"](qk, norm, w.eps)[0]
+        return normed
+    parts = zip(qk.split([HEADS, KV_HEADS], 1), norm.split([HEADS, KV_HEADS]), strict=True)
+    whole = [registry.TORCH["rms_norm"](heads.flatten(1), one.flatten(), w.eps)[0] for heads, one in parts]
+    return torch.cat(whole, 1).view_as(qk)
 
 
 class Case:
     """A decoder with an empty cache and three sequences in scattered blocks."""
 
-    def __init__(self) -> None:
-        self.weights = decoder_weights()
+    def __init__(self, weights: ops.DecoderWeights | None = None) -> None:
+        self.weights = weights or decoder_weights()
         decoder = ops.build_decoder(self.weights)
         assert decoder is not None
         self.decoder = decoder
         order = torch.randperm(60).tolist()
         self.tables = [order[i * 20 : (i + 1) * 20] for i in range(3)]
         self.tokens = torch.randint(0, VOCAB, (3, 80)).tolist()
-        self.kv = torch.zeros(3, 2, 60, SIZE, KV_HEADS, DIM)
-        self.counts = torch.zeros(3, 6, dtype=torch.int64)
+        layers = len(self.weights.layers)
+        self.kv = torch.zeros(layers, 2, 60, SIZE, KV_HEADS, DIM)
+        self.counts = torch.zeros(layers, 6, dtype=torch.int64)
 
     def rows(self, lens: Sequence[tuple[int, int]]) -> Rows:
         return rows_of(lens, self.tables[: len(lens)], self.tokens[: len(lens)])
@@ -115,7 +147,23 @@ def case(compiled: str) -> Case:
     return Case()
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "heads": {},
+    "rows": {"norm_rows": True},
+    "clipped": {"clip": 0.5, "norm_rows": True},
+}
+
+
 def test_a_step_equals_the_same_step_op_by_op(case: Case) -> None:
+    assert_equal_steps(case)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_so_does_one_of_other_architectures(compiled: str, option: str) -> None:
+    assert_equal_steps(Case(decoder_weights(varied_layers(), **OPTIONS[option])))
+
+
+def assert_equal_steps(case: Case) -> None:
     kv, counts = case.kv.clone(), torch.zeros_like(case.counts)
     for lens in ([(30, 30), (7, 7), (12, 12)], [(1, 31), (1, 8), (40, 52)], [(1, 32), (1, 9), (1, 53)]):
         rows = case.rows(lens)

@@ -33,6 +33,8 @@ class CpuDecoder:
             vocab=vocab,
             table_len=weights.cos.shape[0],
             eps=weights.eps,
+            clip=weights.clip or 0.0,
+            norm_rows=weights.norm_rows,
             embedding_dtype=DTYPES[weights.embedding.dtype],
             embedding=self._keep(weights.embedding),
             cos=self._floats(weights.cos),
@@ -106,13 +108,35 @@ class CpuDecoder:
         count = w13.shape[0]
         return Layer(
             self._floats(layer.attention_norm),
-            None if layer.qk_norm is None else self._floats(layer.qk_norm),
+            self._maybe(layer.qk_norm),
+            self._maybe(layer.qkv_bias),
+            self._maybe(layer.out_bias),
             self._floats(layer.mlp_norm),
             self._matrix(layer.qkv),
             self._matrix(layer.out),
             gate,
-            Experts(self._matrix(w13, gated=True), self._matrix(w2), Matrix(), Matrix(), count),
-            Routing(count, layer.top_k, 1, 1, 0, layer.renormalise, 0, 1.0, None),
+            Experts(self._matrix(w13, gated=True), self._matrix(w2), *self._shared(layer), count),
+            self._routing(layer, count),
+        )
+
+    def _shared(self, layer: DecoderLayer) -> tuple[Matrix, Matrix]:
+        if layer.shared13 is None or layer.shared2 is None:
+            return Matrix(), Matrix()
+        return self._matrix(layer.shared13, gated=True), self._matrix(layer.shared2)
+
+    def _routing(self, layer: DecoderLayer, count: int) -> Routing:
+        how = layer.routing
+        return Routing(
+            experts=count,
+            top_k=layer.top_k,
+            groups=how.groups,
+            top_groups=how.top_groups or how.groups,
+            sigmoid=how.scoring == "sigmoid",
+            renormalise=layer.renormalise,
+            per_group=how.per_group,
+            scale=how.scale,
+            bias=self._maybe(how.bias),
+            group_best=how.group_best,
         )
 
     def _matrix(self, w: Tensor, *, gated: bool = False, exact: bool = False) -> Matrix:
@@ -122,6 +146,9 @@ class CpuDecoder:
         if packed.scale is not None:
             self._kept.append(packed.scale)
         return matrix(packed)
+
+    def _maybe(self, x: Tensor | None) -> int | None:
+        return None if x is None else self._floats(x)
 
     def _floats(self, x: Tensor) -> int:
         return self._keep(x.detach().float())

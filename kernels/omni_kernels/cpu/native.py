@@ -52,6 +52,7 @@ class Routing(Structure):
         ("per_group", c_int32),
         ("scale", c_float),
         ("bias", c_void_p),
+        ("group_best", c_int32),
     ]
 
 
@@ -102,6 +103,8 @@ class Layer(Structure):
     _fields_ = [
         ("attention_norm", c_void_p),
         ("qk_norm", c_void_p),
+        ("qkv_bias", c_void_p),
+        ("out_bias", c_void_p),
         ("mlp_norm", c_void_p),
         ("qkv", Matrix),
         ("out", Matrix),
@@ -123,6 +126,8 @@ class Model(Structure):
         ("vocab", c_int64),
         ("table_len", c_int64),
         ("eps", c_float),
+        ("clip", c_float),
+        ("norm_rows", c_int32),
         ("embedding_dtype", c_int32),
         ("embedding", c_void_p),
         ("cos", c_void_p),

@@ -104,6 +104,7 @@ class CpuOps:
     def moe_route(
         self, logits: Tensor, top_k: int, renormalise: bool, scoring: str = "softmax", bias: Tensor | None = None,
         groups: int = 1, top_groups: int | None = None, per_group: bool = False, scale: float = 1.0,
+        group_best: int = 2,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """See `reference.moe_route`."""
         rows, count = logits.shape
@@ -111,7 +112,7 @@ class CpuOps:
         wide = None if bias is None else bias.float().contiguous()
         how = Routing(
             count, top_k, groups, top_groups or groups, scoring == "sigmoid", renormalise, per_group, scale,
-            None if wide is None else wide.data_ptr(),
+            None if wide is None else wide.data_ptr(), group_best,
         )  # fmt: skip
         ids = torch.empty((rows, top_k), dtype=torch.int64)
         weights = torch.empty((rows, top_k))

@@ -56,18 +56,21 @@ class NpuOps:
     def moe_route(
         self, logits: Tensor, top_k: int, renormalise: bool, scoring: str = "softmax", bias: Tensor | None = None,
         groups: int = 1, top_groups: int | None = None, per_group: bool = False, scale: float = 1.0,
+        group_best: int = 2,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """See `reference.moe_route`. MoGE and what the operators do not take go to the definition."""
         experts, kept = logits.shape[1], groups if top_groups is None else top_groups
         grouped = kept < groups
         if per_group or (grouped and experts != GROUPED_TOP_K_EXPERTS) or (scoring == "sigmoid" and not renormalise):
-            return reference.moe_route(logits, top_k, renormalise, scoring, bias, groups, top_groups, per_group, scale)
+            return reference.moe_route(
+                logits, top_k, renormalise, scoring, bias, groups, top_groups, per_group, scale, group_best
+            )
         if scoring == "softmax" and bias is None and not grouped:
             weights, ids, _ = self._npu.npu_moe_gating_top_k_softmax(logits, None, k=top_k)
         else:
             weights, ids, _ = self._npu.npu_moe_gating_top_k(
                 logits, k=top_k, bias=bias, k_group=kept if grouped else 1, group_count=groups if grouped else 1,
-                group_select_mode=1, renorm=0, norm_type=int(scoring == "sigmoid"), routed_scaling_factor=1.0,
+                group_select_mode=group_best - 1, renorm=0, norm_type=int(scoring == "sigmoid"), routed_scaling_factor=1.0,
                 eps=1e-20,
             )  # fmt: skip
         weights = weights.float()

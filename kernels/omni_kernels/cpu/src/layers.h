@@ -77,14 +77,14 @@ struct RouteScratch {
         : score(at), choice(at + e + 16), group(at + 2 * (e + 16)), taken(reinterpret_cast<bool*>(at + 3 * (e + 16))) {}
 };
 
-// The group's two best choices added up (one, if it has one).
-INLINE float group_score(const float* choice, int64_t n) {
+// The group's best choice, or its two best added up (one, if it has one).
+INLINE float group_score(const float* choice, int64_t n, int32_t best) {
     float first = choice[0], second = -__builtin_inff();
     for (int64_t i = 1; i < n; i++) {
         if (better(choice[i], first)) second = first, first = choice[i];
         else if (better(choice[i], second)) second = choice[i];
     }
-    return n == 1 ? first : first + second;
+    return n == 1 || best == 1 ? first : first + second;
 }
 
 INLINE void choose_row(const omni_routing& r, RouteScratch& s, int64_t* ids) {
@@ -99,7 +99,7 @@ INLINE void choose_row(const omni_routing& r, RouteScratch& s, int64_t* ids) {
         return;
     }
     if (r.top_groups < r.groups) {
-        for (int64_t g = 0; g < r.groups; g++) s.group[g] = group_score(s.choice + g * width, width);
+        for (int64_t g = 0; g < r.groups; g++) s.group[g] = group_score(s.choice + g * width, width, r.group_best);
         for (int64_t i = 0; i < e; i++) s.taken[i] = true;
         int64_t kept[256];
         const bool used[256] = {};

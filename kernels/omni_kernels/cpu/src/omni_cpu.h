@@ -37,6 +37,7 @@ typedef struct {
     int32_t per_group;     // top_k / groups out of every group (MoGE); else the best groups first (DeepSeek)
     float scale;
     const float* bias;     // [E], added for the choice only; may be null
+    int32_t group_best;    // how many of a group's best choices its score sums: 1 or 2
 } omni_routing;
 
 // A gated MLP, or `experts` of them one behind the other, plus an optional shared one that takes every row.
@@ -68,6 +69,8 @@ typedef struct {
 typedef struct {
     const float* attention_norm;  // [H]
     const float* qk_norm;         // [heads + kv_heads, D]; may be null
+    const float* qkv_bias;        // [(heads + 2 kv_heads) * D]; may be null
+    const float* out_bias;        // [H]; may be null
     const float* mlp_norm;        // [H]
     omni_matrix qkv, out, gate;   // gate.data null: a dense MLP
     omni_experts mlp;
@@ -77,6 +80,8 @@ typedef struct {
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, dim, vocab, table_len;
     float eps;
+    float clip;             // queries, keys and values are cut to -clip..clip; 0: they are not
+    int32_t norm_rows;      // qk_norm takes all heads of queries, and of keys, as one row (OLMoE); else head by head
     int32_t embedding_dtype;
     const void* embedding;  // [vocab, H], f32 or bf16, not packed
     const float* cos;       // [table_len, D]

@@ -67,6 +67,20 @@ static void norm_rows(Team& team, const Step& s, const float* weight) {
         norm_row(s.x + row * s.model->hidden, weight, s.model->hidden, s.model->eps, s.normed + row * s.model->hidden);
 }
 
+// Bias of the projections and the norms that take a whole row; then the cut.
+static void prepare_row(const Step& s, const omni_layer& layer, float* qkv) {
+    const omni_model& m = *s.model;
+    const int64_t queries = m.heads * m.dim, keys = m.kv_heads * m.dim, n = queries + 2 * keys;
+    if (layer.qkv_bias)
+        for (int64_t i = 0; i < n; i++) qkv[i] += layer.qkv_bias[i];
+    if (layer.qk_norm && m.norm_rows) {
+        norm_row(qkv, layer.qk_norm, queries, m.eps, qkv);
+        norm_row(qkv + queries, layer.qk_norm + queries, keys, m.eps, qkv + queries);
+    }
+    if (m.clip > 0.0f)
+        for (int64_t i = 0; i < n; i++) qkv[i] = qkv[i] > m.clip ? m.clip : qkv[i] < -m.clip ? -m.clip : qkv[i];
+}
+
 // Norm and rotation of the heads, keys and values into the cache; rotated queries replace the old ones.
 static void rotate_rows(Team& team, const Step& s, const omni_layer& layer, const omni_cache& cache) {
     const omni_model& m = *s.model;
@@ -76,8 +90,9 @@ static void rotate_rows(Team& team, const Step& s, const omni_layer& layer, cons
     for (int64_t row; (row = team.next(s.args->rows)) >= 0;) {
         float* qkv = s.qkv + row * stride;
         const int64_t at = s.args->positions[row] * dim, slot = s.args->slots[row];
+        prepare_row(s, layer, qkv);
         for (int64_t h = 0; h < m.heads + m.kv_heads; h++) {
-            if (layer.qk_norm) norm_row(qkv + h * dim, layer.qk_norm + h * dim, dim, m.eps, head);
+            if (layer.qk_norm && !m.norm_rows) norm_row(qkv + h * dim, layer.qk_norm + h * dim, dim, m.eps, head);
             else __builtin_memcpy(head, qkv + h * dim, size_t(dim) * 4);
             rope_row(head, m.cos + at, m.sin + at, dim, qkv + h * dim);
         }
@@ -85,15 +100,18 @@ static void rotate_rows(Team& team, const Step& s, const omni_layer& layer, cons
     }
 }
 
-// done() of `linear`: store or add a tile of results.
+// done() of `linear`: store or add a tile of results, with a bias if there is one.
 template <bool ADD>
 struct Put {
     float* out;
     int64_t stride;
+    const float* bias = nullptr;
     void operator()(int64_t r0, int64_t rows, int64_t first, int64_t n, const float* c) const {
         for (int64_t r = 0; r < rows; r++) {
             float* y = out + (r0 + r) * stride + first;
             for (int64_t j = 0; j < n; j++) y[j] = ADD ? y[j] + c[r * LDC + j] : c[r * LDC + j];
+            if (bias)
+                for (int64_t j = 0; j < n; j++) y[j] += bias[first + j];
         }
     }
 };
@@ -114,7 +132,7 @@ static bool attention_layer(Team& team, Step& s, int64_t index) {
     const float scale = 1.0f / __builtin_sqrtf(float(m.dim));
     attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen, 0});
     if (!team.sync()) return false;
-    linear(team, s.seen, s.args->rows, layer.out, Put<true>{s.x, m.hidden});
+    linear(team, s.seen, s.args->rows, layer.out, Put<true>{s.x, m.hidden, layer.out_bias});
     return team.sync();
 }
 
