@@ -72,7 +72,8 @@ def moe_route(
 
     `bias` [E] is added to the scores for the choice only (DeepSeek-V3). Experts in `groups` of equal size: either
     `top_k / groups` of each (`per_group`, MoGE of Pangu Pro), or all from the `top_groups` groups whose `group_best`
-    best choices sum highest (DeepSeek-V3: 2, DeepSeek-V2: 1). The weights are the scores, summing to 1 if `renormalise`, times `scale`.
+    best choices sum highest (DeepSeek-V3: 2, DeepSeek-V2: 1). The weights are the scores, summing to 1 if
+    `renormalise`, times `scale`.
     Returns ids [T, K] int64 (best first; by group if `per_group`), weights [T, K] float32 and how many of the
     T*K choices fell on each expert, [E] int64. NaN counts as the largest score.
     """

@@ -49,5 +49,5 @@ def test_the_attention_factor_scales_the_table() -> None:
 
 
 def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(ValueError, match="rope_table: scaling must be one of default, .*, got longrope"):
+    with pytest.raises(ValueError, match=r"rope_table: scaling must be one of default, .*, got longrope"):
         ops.rope_table(DIM, 4, THETA, scaling=RopeScaling("longrope"))

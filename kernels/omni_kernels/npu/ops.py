@@ -70,8 +70,8 @@ class NpuOps:
         else:
             weights, ids, _ = self._npu.npu_moe_gating_top_k(
                 logits, k=top_k, bias=bias, k_group=kept if grouped else 1, group_count=groups if grouped else 1,
-                group_select_mode=group_best - 1, renorm=0, norm_type=int(scoring == "sigmoid"), routed_scaling_factor=1.0,
-                eps=1e-20,
+                group_select_mode=group_best - 1, renorm=0, norm_type=int(scoring == "sigmoid"),
+                routed_scaling_factor=1.0, eps=1e-20,
             )  # fmt: skip
         weights = weights.float()
         if renormalise:
