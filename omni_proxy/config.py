@@ -50,8 +50,11 @@ class ConnectorName(StrEnum):
     """How a worker hands KV over; `workers/connectors/registry.py` has one class for each."""
 
     VLLM_NIXL = "vllm-nixl"
+    ASCEND_MOONCAKE = "ascend-mooncake"
+    OMNI_LLMDATADIST = "omni-llmdatadist"
     OMNI = "omni"
     SGLANG = "sglang"
+    LMCACHE = "lmcache"
     AGGREGATED = "aggregated"
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, assert_never
 
 import msgspec
@@ -34,7 +35,7 @@ from omni_proxy.messages import (
     Tokenize,
     Tokenized,
 )
-from omni_proxy.workers.connectors.base import Connector
+from omni_proxy.workers.connectors.base import Connector, Order, Pair
 from omni_proxy.workers.upstream import Upstream
 
 FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
@@ -80,6 +81,10 @@ class Edge:
         self._limits = limits
         self._on_closed = on_closed
         self._on_rejected = on_rejected
+        self.callback_url = ""
+        """Where workers that go first ask for their prefill; empty until somebody listens there."""
+        self._asking: dict[bytes, Exchange] = {}
+        """By the id under which D may ask."""
         self._serial = 0
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
@@ -168,9 +173,21 @@ class Edge:
         exchange.prefill_pending = peer is not None
         if peer is not None or exchange.room == 0:
             exchange.room = self._random.getrandbits(63)
-        call = _for_worker(exchange.call, upstream.connector)
-        body = upstream.connector.prefill_body(call, exchange.room, upstream.peer)
-        self._send(PrefillLeg(exchange, lease, self.post, self._loop, upstream.connector), upstream, body)
+        connector = upstream.connector
+        pair = self._pair(exchange, upstream, self._upstreams.get(peer) if peer is not None else None)
+        call = _for_worker(exchange.call, connector)
+        leg = PrefillLeg(exchange, lease, self.post, self._loop, connector)
+        if pair.together and connector.order is Order.DECODE_FIRST:
+            self._let_ask(exchange, connector.request_id(pair))
+            _park(leg, partial(self._send_prefill, leg, upstream, call, pair))
+        else:
+            self._send_prefill(leg, upstream, call, pair, None)
+
+    def _send_prefill(
+        self, leg: PrefillLeg, upstream: Upstream, call: Call, pair: Pair, asked: msgspec.Raw | None
+    ) -> None:
+        connector = upstream.connector
+        self._send(leg, upstream, connector.request_id(pair), connector.prefill_body(call, pair, asked))
 
     def _start_decode(self, lease: Lease, peer: str | None) -> None:
         exchange, upstream = self.exchanges.get(lease.rid), self._upstreams.get(lease.worker)
@@ -183,19 +200,36 @@ class Edge:
         prefill = self._upstreams.get(peer) if peer is not None else None
         if peer is None:
             self._give_up_kv(exchange)
-        handoff = exchange.handoff
-        extra = upstream.connector.decode_fields(exchange.room, prefill.peer if prefill else None, handoff)
+        connector = upstream.connector
+        pair = self._pair(exchange, prefill, upstream)
+        extra = connector.decode_fields(call, pair, exchange.handoff)
         forced = call.stream and not call.wants_usage
-        call = _for_worker(call, upstream.connector)
+        call = _for_worker(call, connector)
         body = append_fields(call, [*extra, _forced_usage(call)] if forced else extra)
         leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
-        self._send(leg, upstream, body)
+        request_id = connector.request_id(pair)
+        if pair.together and connector.order is Order.PREFILL_FIRST:
+            _park(leg, partial(self._send, leg, upstream, request_id, body))
+        else:
+            self._send(leg, upstream, request_id, body)
 
-    def _send(self, leg: Leg, upstream: Upstream, body: bytes) -> None:
+    def _pair(self, exchange: Exchange, prefill: Upstream | None, decode: Upstream | None) -> Pair:
+        return Pair(
+            exchange.request_id,
+            exchange.room,
+            None if prefill is None else prefill.peer,
+            None if decode is None else decode.peer,
+            prefill is not None and exchange.prefill_pending,
+            self.callback_url,
+        )
+
+    def _send(
+        self, leg: Leg, upstream: Upstream, request_id: bytes, body: bytes, _said: msgspec.Raw | None = None
+    ) -> None:
         exchange = leg.exchange
         exchange.legs[leg.lease.attempt] = leg
         assert exchange.call is not None
-        data = upstream.request(exchange.call.path.encode(), exchange.forward, exchange.request_id, body)
+        data = upstream.request(exchange.call.path.encode(), exchange.forward, request_id, body)
         leg.ticket = upstream.pool.request(data, leg)
         if exchange.slow_since is not None:
             leg.ticket.pause()
@@ -203,14 +237,38 @@ class Edge:
     def _abort(self, lease: Lease) -> None:
         exchange = self.exchanges.get(lease.rid)
         leg = exchange.legs.pop(lease.attempt, None) if exchange is not None else None
+        if exchange is not None and exchange.ask_id and isinstance(leg, PrefillLeg):
+            self._asking.pop(exchange.ask_id, None)
         if leg is not None and leg.ticket is not None:
             leg.ticket.abort()
             leg.ticket = None
+
+    # ------------------------------------------------------------ D asks for its prefill
+
+    def asked(self, ids: Iterable[bytes], said: msgspec.Raw) -> bool:
+        """D asks for its prefill, under one of these ids. False: no request of now has one of them.
+
+        Who asks again is told yes and nothing else happens: his first call has arrived, only its answer has not.
+        """
+        exchange = next((self._asking[name] for name in ids if name in self._asking), None)
+        if exchange is None:
+            return False
+        for leg in list(exchange.legs.values()):
+            if isinstance(leg, PrefillLeg):
+                leg.unpark(said)
+        return True
+
+    def _let_ask(self, exchange: Exchange, ask_id: bytes) -> None:
+        self._asking.pop(exchange.ask_id, None)
+        exchange.ask_id = ask_id
+        self._asking[ask_id] = exchange
 
     def _close(self, close: Close) -> None:
         exchange = self.exchanges.pop(close.rid, None)
         if exchange is None:
             return
+        if exchange.ask_id:
+            self._asking.pop(exchange.ask_id, None)
         exchange.close(close)
         self._release_kv(exchange, close)
         self._on_closed(exchange, close)
@@ -264,6 +322,12 @@ class Edge:
         elif leg.begun and waited > self._limits.inter_chunk_s:
             detail = f"nothing more within {self._limits.inter_chunk_s:g} s"
             leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=True))
+
+
+def _park(leg: Leg, send: Callable[[msgspec.Raw | None], None]) -> None:
+    """Send a leg only when the other side is ready for it."""
+    leg.parked = send
+    leg.exchange.legs[leg.lease.attempt] = leg
 
 
 def _for_worker(call: Call, connector: Connector) -> Call:

@@ -60,6 +60,7 @@ class Exchange:
 
     __slots__ = (
         "answers",
+        "ask_id",
         "bytes_out",
         "call",
         "chunked",
@@ -104,6 +105,8 @@ class Exchange:
         self.peer = client.peer
         self.user_agent = b""
         self.room = 0
+        self.ask_id = b""
+        """The id by which D may ask for its prefill; empty where it does not."""
         self.legs: dict[int, Leg] = {}
         """Running legs by attempt."""
         self.answers: dict[int, Answer] = {}

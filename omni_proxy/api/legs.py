@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import Raw
 
 from omni_proxy.api.exchange import Answer, Exchange
 from omni_proxy.api.http_out import passed_on
@@ -29,7 +30,7 @@ from omni_proxy.messages import (
     PrefillDone,
     Usage,
 )
-from omni_proxy.workers.connectors.base import Connector, GarbageAnswer
+from omni_proxy.workers.connectors.base import Connector, GarbageAnswer, PrefillAnswer
 from omni_proxy.workers.http import Headers, Ticket
 
 if TYPE_CHECKING:
@@ -47,13 +48,27 @@ _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering"
 class Leg(ABC):
     """What both legs share: the ticket, the clock of the last sign of life, the buffered answer."""
 
-    __slots__ = ("_body", "_post", "_size", "exchange", "headers", "last_sign", "lease", "loop", "status", "ticket")
+    __slots__ = (
+        "_body",
+        "_post",
+        "_size",
+        "exchange",
+        "headers",
+        "last_sign",
+        "lease",
+        "loop",
+        "parked",
+        "status",
+        "ticket",
+    )
 
     def __init__(self, exchange: Exchange, lease: Lease, post: Post, loop: AbstractEventLoop) -> None:
         self.exchange = exchange
         self.lease = lease
         self.loop = loop
         self.ticket: Ticket | None = None
+        self.parked: Callable[[Raw | None], None] | None = None
+        """Sends the leg, with what the other side said; None: it was sent."""
         self.status = 0
         """The worker's status; 0: its answer has not begun."""
         self.headers: Headers = []
@@ -86,7 +101,14 @@ class Leg(ABC):
     @property
     def held_up(self) -> bool:
         """Does this leg wait for the other one? Then the other one's time limits are the ones that count."""
-        return False
+        return self.parked is not None
+
+    def unpark(self, said: Raw | None) -> None:
+        """The other side is ready for it: send a leg that was not sent. `said`: what it told, where it did."""
+        send, self.parked = self.parked, None
+        if send is not None:
+            self.last_sign = self.loop.time()
+            send(said)
 
     def prefill_answered(self) -> None:
         """The P leg beside this one has succeeded."""
@@ -147,6 +169,14 @@ class PrefillLeg(Leg):
         except GarbageAnswer as exc:
             self._garbage(str(exc))
             return
+        self._succeeded(answer)
+
+    def not_needed(self) -> None:
+        """D makes its answer without having asked for this leg."""
+        self.parked = None
+        self._succeeded(PrefillAnswer(None, Usage()))
+
+    def _succeeded(self, answer: PrefillAnswer) -> None:
         exchange = self.exchange
         exchange.handoff = answer.handoff
         exchange.handoff_from = self.lease.worker
@@ -199,7 +229,9 @@ class DecodeLeg(Leg):
 
     @property
     def held_up(self) -> bool:
-        return self._awaits_prefill and self.status != 0
+        if self.parked is not None:
+            return True
+        return self._awaits_prefill and self.status != 0 and not any(x.parked for x in self.exchange.legs.values())
 
     def on_head(self, status: int, headers: Headers) -> None:
         super().on_head(status, headers)
@@ -208,6 +240,8 @@ class DecodeLeg(Leg):
             self._scan = StreamScan(strip_usage=self._forced, cached_tokens=self._cached)
 
     def on_data(self, data: bytes) -> None:
+        if self._awaits_prefill and self.status == 200:
+            _go_on_alone(self.exchange)
         scan = self._scan
         if scan is None or self._awaits_prefill:
             super().on_data(data)
@@ -256,6 +290,7 @@ class DecodeLeg(Leg):
             if self.ticket is not None and self.exchange.slow_since is None:
                 self.ticket.resume()
         self.last_sign = self.loop.time()
+        self.unpark(None)
         if self._at_end:
             self.on_end()
 
@@ -306,3 +341,10 @@ class DecodeLeg(Leg):
         self.exchange.respond(200, passed_on(self.headers), body)
         self.exchange.complete = True
         self._ended(DecodeDone(self.lease, usage))
+
+
+def _go_on_alone(exchange: Exchange) -> None:
+    """D answers though it has not asked for its prefill: it found the whole prompt in its own cache."""
+    for leg in list(exchange.legs.values()):
+        if isinstance(leg, PrefillLeg) and leg.parked is not None:
+            leg.not_needed()

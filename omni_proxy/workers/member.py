@@ -17,3 +17,9 @@ class Member(Struct, frozen=True):
     bootstrap_port: int | None = None
     tls: ClientFiles | None = None
     """Set for an https URL and for no other."""
+    rank: int | None = None
+    """Of a data-parallel rank behind the URL; None where the endpoint is one engine."""
+    dp_size: int = 1
+    kv_address: str = ""
+    engine_id: str = ""
+    """By which its KV connector calls itself, where it said so."""

@@ -48,13 +48,24 @@ class Upstream:
         self.member = member
         self.connector: Connector = CONNECTORS[member.connector]
         self.replaces_authorization = member.api_key is not None
-        self.peer = Peer(member.name, parts.hostname, port, member.bootstrap_port)
+        self.peer = Peer(
+            member.name,
+            parts.hostname,
+            port,
+            member.bootstrap_port,
+            member.rank,
+            member.dp_size,
+            member.kv_address,
+            member.engine_id,
+        )
         self.pool = WorkerPool(parts.hostname, port, tls, idle_s=idle_s, max_idle=max_idle, connect_s=connect_s)
         key = member.api_key
         authorization = b"authorization: Bearer %b\r\n" % key.encode() if key is not None else b""
-        self._head = b" HTTP/1.1\r\nhost: %b\r\n%bcontent-type: application/json\r\n" % (
+        rank = b"" if member.rank is None else b"x-data-parallel-rank: %d\r\n" % member.rank
+        self._head = b" HTTP/1.1\r\nhost: %b\r\n%b%bcontent-type: application/json\r\n" % (
             parts.netloc.encode(),
             authorization,
+            rank,
         )
 
     def request(self, path: bytes, forward: bytes, request_id: bytes, body: bytes) -> bytes:

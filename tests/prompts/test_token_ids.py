@@ -13,10 +13,11 @@ from omni_proxy.api.edge import _for_worker
 from omni_proxy.call import CHAT, COMPLETIONS, Call, append_fields, parse_call
 from omni_proxy.messages import Tokenized
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
-from omni_proxy.workers.connectors.base import Peer
+from omni_proxy.workers.connectors.base import Pair, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
-PEER = Peer("p0", "h", 1)
+PAIR = Pair(b"r", 7, Peer("p0", "h", 1))
+ALONE = Pair(b"r", 7)
 
 
 def call(path: str, keep: bool = True) -> Call:
@@ -41,11 +42,11 @@ def call(path: str, keep: bool = True) -> Call:
 )
 def test_ids_go_where_they_are_taken(connector: str, path: str, field: str | None) -> None:
     sent = _for_worker(call(path), CONNECTORS[connector])
-    decode = msgspec.json.decode(append_fields(sent, CONNECTORS[connector].decode_fields(7, None, None)))
+    decode = msgspec.json.decode(append_fields(sent, CONNECTORS[connector].decode_fields(sent, ALONE, None)))
     original = msgspec.json.decode(call(path).body)
     assert decode == (original if field is None else {**original, field: [5, 6]})
     if connector in ("omni", "vllm-nixl"):
-        prefill = msgspec.json.decode(CONNECTORS[connector].prefill_body(sent, 7, PEER))
+        prefill = msgspec.json.decode(CONNECTORS[connector].prefill_body(sent, PAIR, None))
         assert prefill.get(field or "prompt_token_ids") == ([5, 6] if field else None)
 
 

@@ -6,6 +6,7 @@ A connector turns bytes into bytes and keeps no state; sockets, leases and retri
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Final, Protocol
 
 import msgspec
@@ -15,13 +16,53 @@ from omni_proxy.call import INTERNAL_FIELDS, Call
 from omni_proxy.messages import Mode, Usage
 
 
+class Order(Enum):
+    """Who is asked first where both workers of a request are chosen together (parallel mode)."""
+
+    TOGETHER = auto()
+    PREFILL_FIRST = auto()
+    """D is asked when P has answered, but P has to be told of D."""
+    DECODE_FIRST = auto()
+    """D is asked, and asks for its prefill by a call to the gateway."""
+
+
 class Peer(Struct, frozen=True):
-    """The other worker of a request, as far as a body has to name it."""
+    """A worker of a request, as far as a body has to name it."""
 
     name: str
     host: str
     port: int
     bootstrap_port: int | None = None
+    rank: int | None = None
+    """Of the data-parallel rank that is meant; None where the endpoint is one engine."""
+    dp_size: int = 1
+    """Data-parallel ranks behind the endpoint."""
+    kv_address: str = ""
+    """HOST:PORT at which its KV connector listens, where bodies or ids have to name that."""
+    engine_id: str = ""
+    """By which its KV connector calls itself, where others have to know that."""
+
+
+class Pair(Struct, frozen=True):
+    """One attempt of a request: the workers that are known by now, and what they share."""
+
+    request_id: bytes
+    """The client's, or ours; not unique."""
+    room: int
+    """A random number of 63 bits that both legs of an attempt share."""
+    prefill: Peer | None = None
+    """None: D does both."""
+    decode: Peer | None = None
+    """None: not chosen yet."""
+    together: bool = False
+    """Both were chosen together (parallel mode)."""
+    callback_url: str = ""
+    """Where D may ask for its prefill."""
+
+    @property
+    def unique_id(self) -> bytes:
+        """A request id that no other attempt has and no client can know: for protocols in which it is a key to KV."""
+        return b"%b-%x" % (self.request_id, self.room)
 
 
 class PrefillAnswer(Struct, frozen=True):
@@ -45,6 +86,11 @@ class Connector(Protocol):
     def modes(self) -> tuple[Mode, ...]: ...
 
     @property
+    def order(self) -> Order:
+        """In parallel mode."""
+        ...
+
+    @property
     def handoff_reusable(self) -> bool:
         """May another D be tried with the same parameters after one that was never reached?"""
         ...
@@ -54,16 +100,20 @@ class Connector(Protocol):
         """By endpoint: the field in which the engine takes the prompt as token ids instead of text."""
         ...
 
-    def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
-        """The body of the P leg. `room`: a 63-bit number that both legs of this attempt share."""
+    def request_id(self, pair: Pair) -> bytes:
+        """The `x-request-id` of both legs."""
+        ...
+
+    def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
+        """The body of the P leg. `asked`: what D said when it asked for its prefill, where D goes first."""
         ...
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         """What a 200 answer of P means. Raises GarbageAnswer."""
         ...
 
-    def decode_fields(self, room: int, prefill: Peer | None, handoff: Raw | None) -> list[tuple[str, bytes]]:
-        """The fields to add to the client's body for D; no peer: D does both."""
+    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+        """The fields to add to the client's body for D."""
         ...
 
     def release(self, handoff: Raw) -> tuple[str, bytes] | None:
@@ -71,7 +121,20 @@ class Connector(Protocol):
         ...
 
 
-NO_IDS: Final[Mapping[str, str]] = {}
+class Usual:
+    """What most protocols have in common."""
+
+    order: Order = Order.TOGETHER
+    handoff_reusable: bool = False
+    ids_fields: Mapping[str, str] = {}
+
+    def request_id(self, pair: Pair) -> bytes:
+        return pair.request_id
+
+    def release(self, handoff: Raw) -> tuple[str, bytes] | None:
+        return None
+
+
 OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 DROPPED_ON_PREFILL: Final = frozenset(
     {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import msgspec
 from msgspec import Raw
 
@@ -16,7 +13,7 @@ class Omni(VllmNixl):
     """As `vllm-nixl`; P need not wait for its lease to end when D will not come."""
 
     name = "omni"
-    ids_fields: ClassVar[Mapping[str, str]] = {COMPLETIONS: "prompt", CHAT: "prompt_token_ids"}
+    ids_fields = {COMPLETIONS: "prompt", CHAT: "prompt_token_ids"}  # noqa: RUF012 (read-only by its type)
 
     def release(self, handoff: Raw) -> tuple[str, bytes] | None:
         params = msgspec.json.decode(handoff, type=dict[str, Raw])

@@ -6,11 +6,23 @@ from collections.abc import Mapping
 from typing import Final
 
 from omni_proxy.workers.connectors.aggregated import Aggregated
+from omni_proxy.workers.connectors.ascend_mooncake import AscendMooncake
 from omni_proxy.workers.connectors.base import Connector
+from omni_proxy.workers.connectors.lmcache import Lmcache
 from omni_proxy.workers.connectors.omni import Omni
+from omni_proxy.workers.connectors.omni_llmdatadist import OmniLlmDataDist
 from omni_proxy.workers.connectors.sglang import Sglang
 from omni_proxy.workers.connectors.vllm_nixl import VllmNixl
 
 CONNECTORS: Final[Mapping[str, Connector]] = {
-    connector.name: connector for connector in (VllmNixl(), Omni(), Sglang(), Aggregated())
+    connector.name: connector
+    for connector in (
+        VllmNixl(),
+        AscendMooncake(),
+        OmniLlmDataDist(),
+        Omni(),
+        Sglang(),
+        Lmcache(),
+        Aggregated(),
+    )
 }

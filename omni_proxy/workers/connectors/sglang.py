@@ -7,20 +7,20 @@ from msgspec import Raw
 
 from omni_proxy.call import Call, append_fields
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import NO_IDS, Peer, PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Pair, Peer, PrefillAnswer, Usual, read_usage_and_params
+
+_ROOMS = 2**63
 
 
-class Sglang:
+class Sglang(Usual):
     """Parallel only: D waits for P's push."""
 
     name = "sglang"
     modes = (Mode.PARALLEL,)
-    handoff_reusable = False
-    ids_fields = NO_IDS
 
-    def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
+    def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.
-        extra = [*self.decode_fields(room, prefill, None), ("stream", b"false")]
+        extra = [*_meeting(pair), *_rank("routed_dp_rank", pair.prefill), ("stream", b"false")]
         drop = {"stream_options"} & call.fields.keys()
         if not drop:
             return append_fields(call, extra)
@@ -31,16 +31,32 @@ class Sglang:
         usage, _ = read_usage_and_params(body)
         return PrefillAnswer(Raw(b"null"), usage)
 
-    def decode_fields(self, room: int, prefill: Peer | None, handoff: Raw | None) -> list[tuple[str, bytes]]:
-        if prefill is None:
-            return []
-        host = f"[{prefill.host}]" if ":" in prefill.host else prefill.host
-        port = b"null" if prefill.bootstrap_port is None else b"%d" % prefill.bootstrap_port
-        return [
-            ("bootstrap_host", msgspec.json.encode(host)),
-            ("bootstrap_port", port),
-            ("bootstrap_room", b"%d" % room),
-        ]
+    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+        ranks = [*_rank("routed_dp_rank", pair.decode), *_rank("disagg_prefill_dp_rank", pair.prefill)]
+        return [*_meeting(pair), *ranks]
 
-    def release(self, handoff: Raw) -> tuple[str, bytes] | None:
-        return None
+
+def _meeting(pair: Pair) -> list[tuple[str, bytes]]:
+    """Where both meet. A P that is told no rank takes the remainder of the room for it: it is made to be that one."""
+    prefill = pair.prefill
+    if prefill is None:
+        return []
+    host = f"[{prefill.host}]" if ":" in prefill.host else prefill.host
+    port = b"null" if prefill.bootstrap_port is None else b"%d" % prefill.bootstrap_port
+    return [
+        ("bootstrap_host", msgspec.json.encode(host)),
+        ("bootstrap_port", port),
+        ("bootstrap_room", b"%d" % _room(pair.room, prefill)),
+    ]
+
+
+def _room(room: int, prefill: Peer) -> int:
+    if prefill.rank is None:
+        return room
+    size = prefill.dp_size
+    aligned = room - room % size + prefill.rank
+    return aligned if aligned < _ROOMS else aligned - size
+
+
+def _rank(field: str, peer: Peer | None) -> list[tuple[str, bytes]]:
+    return [] if peer is None or peer.rank is None else [(field, b"%d" % peer.rank)]

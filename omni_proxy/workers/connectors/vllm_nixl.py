@@ -7,7 +7,7 @@ P is asked with `do_remote_decode`, answers with the place of its blocks, and D 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -16,8 +16,9 @@ from omni_proxy.call import COMPLETIONS, Call, encode_fields
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import (
     GarbageAnswer,
-    Peer,
+    Pair,
     PrefillAnswer,
+    Usual,
     one_token_fields,
     read_usage_and_params,
 )
@@ -35,15 +36,15 @@ class _Params(Struct):
 _PARAMS = msgspec.json.Decoder(_Params | None)
 
 
-class VllmNixl:
+class VllmNixl(Usual):
     """Sequential; also serves without a handoff."""
 
     name = "vllm-nixl"
     modes = (Mode.SEQUENTIAL, Mode.AGGREGATED)
     handoff_reusable = True
-    ids_fields: ClassVar[Mapping[str, str]] = {COMPLETIONS: "prompt"}
+    ids_fields: Mapping[str, str] = {COMPLETIONS: "prompt"}
 
-    def prefill_body(self, call: Call, room: int, prefill: Peer) -> bytes:
+    def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         return encode_fields(one_token_fields(call) | {"kv_transfer_params": ASK_PREFILL})
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
@@ -59,8 +60,5 @@ class VllmNixl:
             raise GarbageAnswer("kv_transfer_params without do_remote_prefill")
         return PrefillAnswer(raw, usage)
 
-    def decode_fields(self, room: int, prefill: Peer | None, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
         return [] if handoff is None else [("kv_transfer_params", bytes(handoff))]
-
-    def release(self, handoff: Raw) -> tuple[str, bytes] | None:
-        return None

@@ -1,0 +1,19 @@
+"""vLLM-Ascend's pull over Mooncake: P first, D pulls; the object of P's answer is another one, but D's all the same."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from omni_proxy.call import Call, encode_fields
+from omni_proxy.workers.connectors.base import Pair, one_token_fields
+from omni_proxy.workers.connectors.vllm_nixl import ASK_PREFILL, VllmNixl
+
+
+class AscendMooncake(VllmNixl):
+    """As `vllm-nixl`; P is told to make its one token in any case."""
+
+    name = "ascend-mooncake"
+
+    def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
+        forced = {"min_tokens": b"1", "kv_transfer_params": ASK_PREFILL}
+        return encode_fields(one_token_fields(call) | forced)

@@ -1,0 +1,29 @@
+"""Stores that P writes and D reads (LMCache, vLLM's shared storage): P first, and nothing that has to be told to D."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from omni_proxy.call import Call, encode_fields
+from omni_proxy.messages import Mode
+from omni_proxy.workers.connectors.base import Pair, PrefillAnswer, Usual, one_token_fields, read_usage_and_params
+
+_IN_THE_STORE = Raw(b"{}")
+
+
+class Lmcache(Usual):
+    """Sequential; what D does not find in the store it computes itself."""
+
+    name = "lmcache"
+    modes = (Mode.SEQUENTIAL, Mode.AGGREGATED)
+    handoff_reusable = True
+
+    def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
+        return encode_fields(one_token_fields(call))
+
+    def read_prefill(self, body: bytes) -> PrefillAnswer:
+        usage, _ = read_usage_and_params(body)
+        return PrefillAnswer(_IN_THE_STORE, usage)
+
+    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+        return []
