@@ -1,4 +1,4 @@
-"""The command line: up | serve | worker | simulate | check | place. A known fault is one line and exit code 2."""
+"""The command line: up | serve | worker | simulate | check | place ... A known fault is one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import_nginx(commands)
     _add_children(commands)
     _add_place(commands)
+    _add_devices(commands)
     sim_options.add_simulate(commands, _simulate)
     sim_options.add_plan(commands, _plan)
     sim_options.add_replay(commands, _replay)
@@ -174,6 +175,25 @@ def _add_place(commands: argparse._SubParsersAction[_Parser]) -> None:
     place.add_argument("--pattern", type=Path, default=None, metavar="FILE", help="write it as 0/1 array (.npy)")
     place.add_argument("--heatmap", type=Path, default=None, metavar="FILE", help="write heat maps (.html)")
     place.set_defaults(run=_place)
+
+
+def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
+    devices = commands.add_parser("devices", help="show devices and the parallel layout for a model on them")
+    model = "folder, config.json, or a known name such as deepseek-v3 (default: the demo model)"
+    devices.add_argument("model", nargs="?", default=None, metavar="MODEL", help=model)
+    devices.add_argument("--devices", default=None, metavar="CHIP:N", help="plan for these, not for what is found")
+    devices.add_argument("--dtype", default=None, metavar="TYPE", help="of the weights (default: as the config says)")
+    devices.add_argument("--prompt-tokens", type=_positive, default=4096, metavar="N")
+    devices.add_argument("--output-tokens", type=_positive, default=1024, metavar="N")
+    devices.add_argument(
+        "--cached-share", type=float, default=0.0, metavar="SHARE", help="of prompt tokens (default 0)"
+    )
+    devices.add_argument("--tpot-ms", type=float, default=50.0, metavar="MS", help="limit (default 50)")
+    devices.add_argument("--ttft-ms", type=float, default=2000.0, metavar="MS", help="limit of prefill (default 2000)")
+    for role in ("prefill", "decode"):
+        devices.add_argument(f"--{role}-ranks", type=_positive, default=None, metavar="N", help="ranks of an instance")
+    devices.add_argument("--json", action="store_true", help="print JSON")
+    devices.set_defaults(run=_devices)
 
 
 def _number(text: str, least: int, most: int | None, what: str) -> int:
@@ -394,6 +414,18 @@ def _place(options: argparse.Namespace) -> int:
     try:
         return run_place(PlaceOptions(**given), print)
     except PlacementError as exc:
+        raise ConfigError(str(exc)) from exc
+
+
+def _devices(options: argparse.Namespace) -> int:
+    try:
+        from omni_kernels.layout import LayoutError
+        from omni_proxy.devices import run_devices
+    except ImportError as exc:
+        raise ConfigError(f"devices needs the extra [worker]: pip install 'omni-proxy[worker]' ({exc})") from exc
+    try:
+        return run_devices(options, demo_model(), print)
+    except LayoutError as exc:
         raise ConfigError(str(exc)) from exc
 
 
