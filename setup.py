@@ -28,6 +28,7 @@ COMPILED = (
     "omni_proxy/workers/http.py",
     "omni_proxy/workers/upstream.py",
     "omni_proxy/api/edge.py",
+    "omni_proxy/api/events.py",
     "omni_proxy/api/exchange.py",
     "omni_proxy/api/hot.py",
     "omni_proxy/api/http_out.py",

@@ -17,7 +17,29 @@ from omni_proxy.errors import ErrorCode, Rejected
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-HOT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+GENERATING: Final = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
+"""Endpoints that make an answer token by token: their prompt can be computed by one worker and the rest by another."""
+
+TOKENIZE: Final = frozenset({"/tokenize", "/detokenize"})
+MULTIPART: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Bodies that are forms with a file; nothing of them is read but the model's name."""
+ONE_STEP: Final = MULTIPART | TOKENIZE | {
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/rerank",
+    "/v2/rerank",
+    "/v1/score",
+    "/score",
+    "/v1/classify",
+    "/classify",
+    "/pooling",
+    "/v1/audio/speech",
+    "/v1/messages/count_tokens",
+}  # fmt: skip
+"""Endpoints that one worker answers by itself. What is in neither set is not passed on (engines guard `/v1` only)."""
+HOT_PATHS: Final = GENERATING | ONE_STEP
 
 INTERNAL_FIELDS: Final = frozenset(
     {
@@ -72,6 +94,17 @@ class _Chat(_Shared, kw_only=True):
     messages: Annotated[list[_Message], Meta(min_length=1)]
 
 
+class _Messages(_Chat, kw_only=True):
+    """Anthropic's shape."""
+
+
+class _Responses(_Shared, kw_only=True):
+    input: str | Annotated[list[Raw], Meta(min_length=1)]
+    max_output_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+
+
 class _Completion(_Shared, kw_only=True):
     prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
 
@@ -79,6 +112,10 @@ class _Completion(_Shared, kw_only=True):
 _TOP = msgspec.json.Decoder(Fields)
 _CHAT = msgspec.json.Decoder(_Chat)
 _COMPLETION = msgspec.json.Decoder(_Completion)
+_OTHERS: Final[dict[str, msgspec.json.Decoder[_Messages] | msgspec.json.Decoder[_Responses]]] = {
+    MESSAGES: msgspec.json.Decoder(_Messages),
+    RESPONSES: msgspec.json.Decoder(_Responses),
+}
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -102,21 +139,31 @@ class Call(Struct):
     """Must be computed by one worker: several answers, or an answer about the prompt itself."""
     whole_because: str | None = None
     """The field that asks for that."""
+    parts: int = 1
+    """So many answers of one prompt each would serve it as well; 1: it cannot be divided."""
     tampered: bool = False
     """The client sent internal fields; they must not reach a worker."""
+    form: bool = False
+    """The body is a multipart form and passes as it is, under the client's own content type."""
+    content_type: bytes = b""
+    """Of a form."""
+    prompt_bytes: int | None = None
+    """How much of the body is text to be computed; None: all of it."""
     token_ids: bytes = b""
     """The prompt's token ids as JSON, where it was text and workers are to get them."""
 
 
 def parse_call(path: str, body: bytes) -> Call:
     """Check a body and take from it what the gateway needs. Raises Rejected, naming the field."""
+    if path in ONE_STEP:
+        return _parse_one_step(path, body)
     try:
         shown, fields = _decode(path, body)
     except msgspec.ValidationError as exc:
         raise _wrong_field(str(exc), body) from exc
     except _NOT_JSON as exc:
         raise _invalid_json(exc) from exc
-    prompts = 1 if isinstance(shown, _Chat) else _count_prompts(shown.prompt)
+    prompts = _count_prompts(shown.prompt) if isinstance(shown, _Completion) else 1
     if shown.max_tokens == 0 and shown.echo is not True:
         raise Rejected(ErrorCode.INVALID_VALUE, "'max_tokens' must be at least 1.", "max_tokens")
     stream, options = shown.stream is True, shown.stream_options
@@ -128,35 +175,63 @@ def parse_call(path: str, body: bytes) -> Call:
         fields=fields,
         model=shown.model,
         stream=stream,
-        max_tokens=shown.max_completion_tokens or shown.max_tokens,
+        max_tokens=_cap(shown),
         priority=shown.priority or 0,
         wants_usage=stream and options is not None and options.include_usage is True,
         prompts=prompts,
         samples=samples,
         whole=because is not None,
         whole_because=because,
+        parts=prompts * samples if _divides(shown) else 1,
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
     )
 
 
-def _decode(path: str, body: bytes) -> tuple[_Chat | _Completion, Fields]:
+_Shown = _Chat | _Completion | _Messages | _Responses
+
+
+def _decode(path: str, body: bytes) -> tuple[_Shown, Fields]:
     if not body.isascii():
         body.decode()  # fields that nobody reads here must be text all the same
-    shown: _Chat | _Completion = _CHAT.decode(body) if path == CHAT else _COMPLETION.decode(body)
+    shown: _Shown
+    if path == CHAT:
+        shown = _CHAT.decode(body)
+    elif path == COMPLETIONS:
+        shown = _COMPLETION.decode(body)
+    else:
+        shown = _OTHERS[path].decode(body)
     return shown, _TOP.decode(body)
 
 
-def _why_whole(shown: _Chat | _Completion, samples: int, prompts: int) -> str | None:
+def _cap(shown: _Shown) -> int | None:
+    """The most tokens that the answer may have."""
+    if isinstance(shown, _Responses):
+        return shown.max_output_tokens
+    return shown.max_completion_tokens or shown.max_tokens
+
+
+def _why_whole(shown: _Shown, samples: int, prompts: int) -> str | None:
     """The field for which one worker must do it all, or None."""
     if samples > 1:
         return "n" if (shown.n or 1) > 1 else "best_of"
     if prompts > 1:
         return "prompt"
-    if shown.echo is True:
+    if isinstance(shown, _Responses) and (shown.background or shown.previous_response_id is not None):
+        return "background" if shown.background else "previous_response_id"
+    return _about_the_prompt(shown)
+
+
+def _about_the_prompt(shown: _Shown) -> str | None:
+    if shown.echo is True and isinstance(shown, _Completion):
         return "echo"
     if shown.use_beam_search is True:
         return "use_beam_search"
     return None if shown.prompt_logprobs is None else "prompt_logprobs"
+
+
+def _divides(shown: _Shown) -> bool:
+    """Several answers and prompts can be made apart; the best of several cannot, nor what is said of the prompt."""
+    return (shown.best_of or 1) <= (shown.n or 1) and _about_the_prompt(shown) is None
 
 
 def _invalid_json(exc: Exception) -> Rejected:
@@ -182,6 +257,65 @@ def _wrong_field(message: str, body: bytes) -> Rejected:
     return Rejected(ErrorCode.INVALID_VALUE, f"'{place[1]}' is not valid: {rule}; got {text}.", place[1])
 
 
+class _OneStep(Struct):
+    model: Annotated[str, Meta(min_length=1)] | None = None
+    stream: bool | None = None
+
+
+_ONE_STEP = msgspec.json.Decoder(_OneStep)
+
+
+def _parse_one_step(path: str, body: bytes) -> Call:
+    """A call that one worker answers by itself; its other fields are the worker's to judge. `model` may be empty."""
+    if path in MULTIPART:
+        return Call(path, body, {}, model_in_form(body), max_tokens=1, whole=True, form=True, prompt_bytes=0)
+    try:
+        shown, fields = _ONE_STEP.decode(body), _TOP.decode(body)
+    except msgspec.ValidationError as exc:
+        raise _wrong_field(str(exc), body) from exc
+    except _NOT_JSON as exc:
+        raise _invalid_json(exc) from exc
+    return Call(
+        path=path,
+        body=body,
+        fields=fields,
+        model=shown.model or "",
+        stream=shown.stream is True,
+        max_tokens=1,
+        whole=True,
+        tampered=not INTERNAL_FIELDS.isdisjoint(fields),
+        prompt_bytes=0 if path in TOKENIZE else None,
+    )
+
+
+_FORM_MODEL: Final = (b'name="model"', b"name=model\r")
+
+
+def _model_place(body: bytes) -> tuple[int, int] | None:
+    """Where in a multipart form the value of its field `model` stands."""
+    for mark in _FORM_MODEL:
+        at = body.find(mark)
+        if at < 0 or b"content-disposition" not in body[body.rfind(b"\n", 0, at) + 1 : at].lower():
+            continue
+        start = body.find(b"\r\n\r\n", at) + 4
+        end = body.find(b"\r\n", start)
+        if start >= 4 and end >= 0:
+            return start, end
+    return None
+
+
+def model_in_form(body: bytes) -> str:
+    """The field `model` of a multipart form; empty where there is none."""
+    place = _model_place(body)
+    return "" if place is None else body[place[0] : place[1]].decode("utf-8", "replace").strip()
+
+
+def form_with_model(body: bytes, model: str) -> bytes:
+    """A multipart form with another value of its field `model`, if it has that field."""
+    place = _model_place(body)
+    return body if place is None else body[: place[0]] + model.encode() + body[place[1] :]
+
+
 def _count_prompts(prompt: str | list[int | str | list[int]]) -> int:
     if isinstance(prompt, str):
         return 1
@@ -197,7 +331,7 @@ def _count_prompts(prompt: str | list[int | str | list[int]]) -> int:
 _KEYS: Final = {
     name: msgspec.json.encode(name) + b":"
     for name in (
-        *(field.encode_name for shape in (_Chat, _Completion) for field in msgspec.structs.fields(shape)),
+        *(field.encode_name for shape in (_Chat, _Completion, _Responses) for field in msgspec.structs.fields(shape)),
         *INTERNAL_FIELDS,
         *("usage", "choices", "prompt_tokens_details", "cached_tokens", "ignore_eos", "seed", "top_k", "tools"),
     )

@@ -18,7 +18,7 @@ import msgspec
 
 from omni_proxy.api.exchange import ClientSide, Exchange
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
-from omni_proxy.call import Call, Fields, append_fields, encode_fields
+from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, append_fields, encode_fields
 from omni_proxy.errors import Rejected
 from omni_proxy.messages import (
     Abort,
@@ -40,6 +40,9 @@ from omni_proxy.workers.upstream import Upstream
 
 FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
 """Asked of every D so that streams are counted in true tokens; taken out again before the client."""
+
+_USAGE_ON_DEMAND: Final = (CHAT, COMPLETIONS)
+"""Streams of these end with usage only where it is asked for."""
 
 
 class CountTokens(Protocol):
@@ -203,9 +206,11 @@ class Edge:
         connector = upstream.connector
         pair = self._pair(exchange, prefill, upstream)
         extra = connector.decode_fields(call, pair, exchange.handoff)
-        forced = call.stream and not call.wants_usage
+        forced = call.stream and not call.wants_usage and call.path in _USAGE_ON_DEMAND
         call = _for_worker(call, connector)
-        body = append_fields(call, [*extra, _forced_usage(call)] if forced else extra)
+        if forced:
+            extra = [*extra, _forced_usage(call)]
+        body = call.body if call.form else append_fields(call, extra)
         leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
         request_id = connector.request_id(pair)
         if pair.together and connector.order is Order.PREFILL_FIRST:
@@ -228,8 +233,9 @@ class Edge:
     ) -> None:
         exchange = leg.exchange
         exchange.legs[leg.lease.attempt] = leg
-        assert exchange.call is not None
-        data = upstream.request(exchange.call.path.encode(), exchange.forward, request_id, body)
+        call = exchange.call
+        assert call is not None
+        data = upstream.request(call.path.encode(), exchange.forward, request_id, body, call.content_type)
         leg.ticket = upstream.pool.request(data, leg)
         if exchange.slow_since is not None:
             leg.ticket.pause()

@@ -21,9 +21,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from omni_proxy.api.edge import Edge
-from omni_proxy.api.hot import HotRequest, clean_id, forwarded, request_spec
+from omni_proxy.api.hot import HotRequest, clean_id, forwarded, read_call, request_spec
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
-from omni_proxy.call import HOT_PATHS, parse_call
+from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
 from omni_proxy.messages import Arrived
 
@@ -251,7 +251,7 @@ class FrontProtocol(HttpToolsProtocol):
         exchange.path = hot.path
         exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer)
         try:
-            call = parse_call(hot.path.decode(), body)
+            call = read_call(hot, body)
         except Rejected as exc:
             self._edge.reject(exchange, exc)
             return

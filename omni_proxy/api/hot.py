@@ -10,7 +10,8 @@ from typing import Final
 
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.http_out import HOP_BY_HOP
-from omni_proxy.call import Call
+from omni_proxy.call import GENERATING, Call, parse_call
+from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import RequestSpec
 
 _STAYS_HERE: Final = HOP_BY_HOP | {
@@ -141,16 +142,26 @@ def _header(forward: bytes, name: bytes) -> str:
     return value.decode("latin-1") if len(value) <= MAX_REQUEST_ID else ""
 
 
+def read_call(hot: HotRequest, body: bytes) -> Call:
+    """What a client asks. Raises Rejected."""
+    call = parse_call(hot.path.decode(), body)
+    if call.form:
+        call.content_type = next((value for name, value in hot.headers if name == b"content-type"), b"")
+        if not call.content_type.startswith(b"multipart/form-data"):
+            raise Rejected(ErrorCode.INVALID_VALUE, f"{call.path} takes a multipart/form-data body.")
+    return call
+
+
 def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool) -> RequestSpec:
     """What the core is told of a request. `size`: of its body, in bytes."""
     return RequestSpec(
         model=call.model,
         endpoint=call.path,
-        prompt_tokens=max(1, size // BYTES_PER_TOKEN),
+        prompt_tokens=max(1, (size if call.prompt_bytes is None else call.prompt_bytes) // BYTES_PER_TOKEN),
         max_tokens=call.max_tokens,
         stream=call.stream,
         priority=call.priority,
-        tokenize=counts_tokens,
+        tokenize=counts_tokens and call.path in GENERATING,
         whole=call.whole,
         external_id=exchange.request_id.decode(),
         session=session_of(exchange.forward),

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
+from omni_proxy.api.events import EventScan
 from omni_proxy.api.exchange import Answer, Exchange
 from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.shapes import WITH_USAGE
 from omni_proxy.api.sse import StreamScan, read_usage, splice
+from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
 from omni_proxy.messages import (
     DecodeDone,
     Event,
@@ -42,6 +44,8 @@ MAX_ANSWER_BYTES: Final = 256 << 20
 """Largest unstreamed answer that is held in memory."""
 HOLD_BYTES: Final = 64 << 10
 """How much of an answer that may not go out yet is held in memory before the worker has to wait."""
+_CHUNKED: Final = (CHAT, COMPLETIONS)
+"""Their streams are chunks of one kind, with usage in the last and `[DONE]` at the end."""
 _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -203,6 +207,7 @@ class DecodeLeg(Leg):
         "_held",
         "_held_bytes",
         "_opened",
+        "_raw",
         "_scan",
         "_told",
     )
@@ -222,6 +227,8 @@ class DecodeLeg(Leg):
         self._told = False
         """The core knows of the first token."""
         self._at_end = False
+        self._raw = False
+        """The answer is neither a stream of events nor JSON (speech): it passes as it comes."""
 
     @property
     def begun(self) -> bool:
@@ -236,13 +243,22 @@ class DecodeLeg(Leg):
     def on_head(self, status: int, headers: Headers) -> None:
         super().on_head(status, headers)
         content_type = next((value for name, value in headers if name == b"content-type"), b"")
-        if status == 200 and content_type.startswith(b"text/event-stream"):
-            self._scan = StreamScan(strip_usage=self._forced, cached_tokens=self._cached)
+        call = self.exchange.call
+        if status != 200 or call is None:
+            return
+        if content_type.startswith(b"text/event-stream"):
+            scan = StreamScan if call.path in _CHUNKED else EventScan
+            self._scan = scan(strip_usage=self._forced, cached_tokens=self._cached)
+        elif call.path in ONE_STEP and not content_type.startswith(b"application/json"):
+            self._raw = True
 
     def on_data(self, data: bytes) -> None:
         if self._awaits_prefill and self.status == 200:
             _go_on_alone(self.exchange)
         scan = self._scan
+        if self._raw:
+            self._pass_on(data)
+            return
         if scan is None or self._awaits_prefill:
             super().on_data(data)
             if scan is not None and self._size > HOLD_BYTES and self.ticket is not None:
@@ -265,6 +281,10 @@ class DecodeLeg(Leg):
             self._at_end = True
         elif self._scan is not None:
             self._end_stream(self._scan)
+        elif self._raw:
+            self._pass_on(b"")
+            self.exchange.end_stream()
+            self._ended(DecodeDone(self.lease))
         else:
             self._end_object()
 
@@ -293,6 +313,15 @@ class DecodeLeg(Leg):
         self.unpark(None)
         if self._at_end:
             self.on_end()
+
+    def _pass_on(self, data: bytes) -> None:
+        self.last_sign = self.loop.time()
+        if not self._opened:
+            self._opened = True
+            self.exchange.error_told = True  # an error event has no place in it
+            self.exchange.open_stream(200, passed_on(self.headers))
+            self._post(FirstToken(self.lease))
+        self.exchange.send(data)
 
     def _hold(self, data: bytes, scan: StreamScan) -> None:
         """The head goes out with the first thing to see: until then another worker may still take over."""
@@ -329,8 +358,10 @@ class DecodeLeg(Leg):
         try:
             raw = WITH_USAGE.decode(body).usage
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            self._garbage("not a JSON answer")
-            return
+            if self.exchange.call is None or self.exchange.call.path not in ONE_STEP:
+                self._garbage("not a JSON answer")
+                return
+            raw = Raw(b"null")  # some of them answer with a list
         usage, patched = Usage(), None
         if bytes(raw) != b"null":
             # Usage of a shape that nobody knows is the worker's to send and not ours to read.

@@ -32,6 +32,30 @@ class WithUsage(Struct):
     choices: Raw = Raw(b"null")
 
 
+class _Holder(Struct):
+    usage: Raw = Raw(b"null")
+
+
+class NamedEvent(Struct):
+    """An event of responses, messages, speech or transcripts, as far as anything is read of it."""
+
+    type: str = ""
+    error: Raw = Raw(b"null")
+    choices: Raw = Raw(b"null")
+    usage: Raw = Raw(b"null")
+    response: _Holder | None = None
+    message: _Holder | str | None = None
+
+    def usage_bytes(self) -> bytes:
+        """Its usage as JSON, wherever it stands; `null` where it has none."""
+        found = bytes(self.usage)
+        for holder in (self.response, self.message):
+            if found == b"null" and isinstance(holder, _Holder):
+                found = bytes(holder.usage)
+        return found
+
+
+NAMED_EVENT = msgspec.json.Decoder(NamedEvent)
 EVENT = msgspec.json.Decoder(Event)
 ERROR = msgspec.json.Decoder(ErrorOnly)
 ERROR_CODE = msgspec.json.Decoder(ErrorCodeOnly)
@@ -45,6 +69,11 @@ class UsageObject(Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: Raw = Raw(b"null")
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Raw = Raw(b"null")
+    cache_read_input_tokens: int | None = None
+    """In the words of responses and messages."""
 
 
 USAGE = msgspec.json.Decoder(UsageObject)

@@ -178,17 +178,20 @@ def read_usage(raw: Raw | bytes, cached_tokens: int | None) -> tuple[Usage, byte
     Engines that report no details at all are left alone: they were told not to. Raises msgspec.MsgspecError.
     """
     found = USAGE.decode(raw)
+    prompt = found.input_tokens if found.prompt_tokens is None else found.prompt_tokens
+    made = found.output_tokens if found.completion_tokens is None else found.completion_tokens
     details = bytes(found.prompt_tokens_details)
-    usage = Usage(found.prompt_tokens, found.completion_tokens)
     if details == b"null":
-        return usage, None
+        details = bytes(found.input_tokens_details)
+    if details == b"null":
+        return Usage(prompt, made), None
     fields = DETAILS.decode(details)
     if cached_tokens is None:
         own = fields.get("cached_tokens")
         counted = None if own is None or bytes(own) == b"null" else COUNT.decode(own)
-        return Usage(found.prompt_tokens, found.completion_tokens, counted), None
+        return Usage(prompt, made, counted), None
     patched = encode_fields({**fields, "cached_tokens": b"%d" % cached_tokens})
-    return usage, splice(bytes(raw), details, patched)
+    return Usage(prompt, made), splice(bytes(raw), details, patched)
 
 
 def splice(body: bytes, old: bytes, new: bytes) -> bytes:

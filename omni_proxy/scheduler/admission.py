@@ -13,8 +13,8 @@ from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
 
 _NOBODY_ALONE = (
-    "Several answers or prompts in one request, 'echo' and 'prompt_logprobs' need a worker that does prefill and "
-    "decode, and this model has none."
+    "This needs a worker that does prefill and decode by itself (several answers or prompts in one request, 'echo', "
+    "'prompt_logprobs', or an endpoint that makes no text), and this model has none."
 )
 
 

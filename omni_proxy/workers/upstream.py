@@ -62,20 +62,17 @@ class Upstream:
         key = member.api_key
         authorization = b"authorization: Bearer %b\r\n" % key.encode() if key is not None else b""
         rank = b"" if member.rank is None else b"x-data-parallel-rank: %d\r\n" % member.rank
-        self._head = b" HTTP/1.1\r\nhost: %b\r\n%b%bcontent-type: application/json\r\n" % (
-            parts.netloc.encode(),
-            authorization,
-            rank,
-        )
+        self._plain_head = b" HTTP/1.1\r\nhost: %b\r\n%b%b" % (parts.netloc.encode(), authorization, rank)
+        self._head = self._plain_head + b"content-type: application/json\r\n"
 
-    def request(self, path: bytes, forward: bytes, request_id: bytes, body: bytes) -> bytes:
-        """A whole request. `forward`: header lines of the client that go along."""
+    def request(self, path: bytes, forward: bytes, request_id: bytes, body: bytes, content_type: bytes = b"") -> bytes:
+        """A whole request. `forward`: header lines of the client that go along; `content_type`: where not JSON."""
         if self.replaces_authorization and b"authorization:" in forward:
             lines = forward.split(b"\r\n")
             forward = b"\r\n".join([line for line in lines if not line.startswith(b"authorization:")])
         return b"POST %b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             path,
-            self._head,
+            self._plain_head + b"content-type: %b\r\n" % content_type if content_type else self._head,
             forward,
             request_id,
             len(body),

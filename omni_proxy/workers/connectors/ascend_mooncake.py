@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Raw
 
 from omni_proxy.call import Call, encode_fields
-from omni_proxy.workers.connectors.base import Pair, one_token_fields
+from omni_proxy.workers.connectors.base import Pair
+from omni_proxy.workers.connectors.fields import one_token_fields
 from omni_proxy.workers.connectors.vllm_nixl import ASK_PREFILL, VllmNixl
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import Raw, Struct
 
-from omni_proxy.call import INTERNAL_FIELDS, Call
+from omni_proxy.call import Call
 from omni_proxy.messages import Mode, Usage
 
 
@@ -135,56 +135,18 @@ class Usual:
         return None
 
 
-OUTPUT_CAPS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-DROPPED_ON_PREFILL: Final = frozenset(
-    {
-        # pointless or refused together with one unstreamed token
-        "stream_options",
-        "min_tokens",
-        "min_completion_tokens",
-        "n",
-        "best_of",
-        # would let P end by itself and give no KV parameters
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        # about tokens that D will make
-        "logprobs",
-        "top_logprobs",
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-    }
-    | INTERNAL_FIELDS
-)
-
-
-def one_token_fields(call: Call) -> dict[str, bytes | Raw]:
-    """The client's fields for a P leg that computes the prompt and one token that nobody will see.
-
-    Every output cap that the endpoint knows is 1 (one that is left alone would win over the others); the answer is not
-    streamed; the token may be anything, also an end of sequence, so that P always ends by length and hands over.
-    """
-    kept: dict[str, bytes | Raw] = {k: v for k, v in call.fields.items() if k not in DROPPED_ON_PREFILL}
-    for cap in OUTPUT_CAPS:
-        if cap in kept:
-            kept[cap] = b"1"
-    kept["max_tokens"] = b"1"
-    kept["stream"] = b"false"
-    kept["ignore_eos"] = b"true"
-    return kept
-
-
 class _Details(Struct):
     cached_tokens: int | None = None
 
 
 class _Usage(Struct):
+    """In the words of chat and completions, and of responses and messages."""
+
     prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
 
 
 class _Answer(Struct):
@@ -204,7 +166,8 @@ def read_usage_and_params(body: bytes) -> tuple[Usage, Raw]:
     usage = answer.usage
     if usage is None:
         return Usage(), answer.kv_transfer_params
-    details = usage.prompt_tokens_details
+    details = usage.prompt_tokens_details or usage.input_tokens_details
     # Absent details mean that nothing was cached; P's one token is not part of the answer.
-    cached = (details.cached_tokens or 0) if details is not None else 0
-    return Usage(usage.prompt_tokens, None, cached), answer.kv_transfer_params
+    cached = (details.cached_tokens if details is not None else usage.cache_read_input_tokens) or 0
+    prompt_tokens = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    return Usage(prompt_tokens, None, cached), answer.kv_transfer_params

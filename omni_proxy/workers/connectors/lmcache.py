@@ -6,7 +6,8 @@ from msgspec import Raw
 
 from omni_proxy.call import Call, encode_fields
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Pair, PrefillAnswer, Usual, one_token_fields, read_usage_and_params
+from omni_proxy.workers.connectors.base import Pair, PrefillAnswer, Usual, read_usage_and_params
+from omni_proxy.workers.connectors.fields import one_token_fields
 
 _IN_THE_STORE = Raw(b"{}")
 

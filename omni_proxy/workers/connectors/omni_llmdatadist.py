@@ -15,9 +15,9 @@ from omni_proxy.workers.connectors.base import (
     Pair,
     PrefillAnswer,
     Usual,
-    one_token_fields,
     read_usage_and_params,
 )
+from omni_proxy.workers.connectors.fields import one_token_fields
 
 BOOTSTRAP_PORT = 8998
 _NEEDED = frozenset({"remote_cluster_id", "remote_host_ip", "remote_block_ids"})

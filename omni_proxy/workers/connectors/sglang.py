@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import Call, append_fields
+from omni_proxy.call import Call, encode_fields
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import Pair, Peer, PrefillAnswer, Usual, read_usage_and_params
+from omni_proxy.workers.connectors.fields import same_body_fields
 
 _ROOMS = 2**63
 
@@ -20,12 +21,8 @@ class Sglang(Usual):
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.
-        extra = [*_meeting(pair), *_rank("routed_dp_rank", pair.prefill), ("stream", b"false")]
-        drop = {"stream_options"} & call.fields.keys()
-        if not drop:
-            return append_fields(call, extra)
-        fields = {k: v for k, v in call.fields.items() if k not in drop}
-        return append_fields(msgspec.structs.replace(call, fields=fields, tampered=True), extra)
+        extra = [*_meeting(pair), *_rank("routed_dp_rank", pair.prefill)]
+        return encode_fields(same_body_fields(call) | dict(extra))
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, _ = read_usage_and_params(body)

@@ -19,9 +19,9 @@ from omni_proxy.workers.connectors.base import (
     Pair,
     PrefillAnswer,
     Usual,
-    one_token_fields,
     read_usage_and_params,
 )
+from omni_proxy.workers.connectors.fields import one_token_fields
 
 ASK_PREFILL: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'

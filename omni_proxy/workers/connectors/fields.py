@@ -1,0 +1,98 @@
+"""Which fields of a client's body each leg gets: one table by endpoint, used by every connector.
+
+A field that the table does not name passes unread on both legs: unknown fields, key order and large integers reach the
+worker as they were sent. D gets the client's body but for the fields with which workers talk about KV. P gets either
+*one token* (its answer is thrown away: engines that are asked first) or *the same body* (it meets D while both run and
+its token is the answer's first). `docs/endpoints.md` shows the table; it is written from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Raw, Struct
+
+from omni_proxy.call import CHAT, COMPLETIONS, INTERNAL_FIELDS, MESSAGES, RESPONSES, Call
+
+
+class LegFields(Struct, frozen=True):
+    """What becomes of a body's fields. Values are JSON."""
+
+    drop: frozenset[str] = frozenset()
+    cap: dict[str, bytes] = {}
+    """Set where the client sent the field."""
+    force: dict[str, bytes] = {}
+    """Set in any case."""
+
+    def of(self, call: Call) -> dict[str, bytes | Raw]:
+        """The client's fields under these rules, in the client's order."""
+        drop, cap = self.drop, self.cap
+        kept: dict[str, bytes | Raw] = {k: cap.get(k, v) for k, v in call.fields.items() if k not in drop}
+        kept.update(self.force)
+        return kept
+
+
+_POINTLESS: Final = frozenset({"stream_options", "min_tokens", "min_completion_tokens", "n", "best_of"})
+"""Of no use for one unstreamed token, or refused together with it."""
+
+_ENDS_BY_ITSELF: Final = frozenset({"stop", "stop_token_ids", "stop_sequences", "include_stop_str_in_output"})
+"""Would let P end by itself: then it hands nothing over."""
+
+_OF_THE_ANSWER: Final = frozenset(
+    {
+        "logprobs",
+        "top_logprobs",
+        "logprob_token_ids",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "thinking_token_budget",
+    }
+)
+"""About tokens that D will make. `tools` and `tool_choice` are not among them: the prompt is rendered from them, and a
+P whose prompt differs from D's hands over blocks of another prompt."""
+
+_ONE_TOKEN_DROPS: Final = _POINTLESS | _ENDS_BY_ITSELF | _OF_THE_ANSWER | INTERNAL_FIELDS
+_CAPS: Final = {"max_completion_tokens": b"1", "max_output_tokens": b"1"}
+"""Every cap that the endpoint knows: one that is left alone would win over the others."""
+_PLAIN: Final = {"stream": b"false"}
+_BY_LENGTH: Final = {**_PLAIN, "ignore_eos": b"true"}
+"""The token may be anything, also an end of sequence, so that P ends by length and hands over."""
+
+ONE_TOKEN: Final[Mapping[str, LegFields]] = {
+    CHAT: LegFields(_ONE_TOKEN_DROPS, _CAPS, {"max_tokens": b"1", **_BY_LENGTH}),
+    COMPLETIONS: LegFields(_ONE_TOKEN_DROPS, _CAPS, {"max_tokens": b"1", **_BY_LENGTH}),
+    # `text` holds the format of the answer; a response of P's that is stored would be found by its client.
+    RESPONSES: LegFields(
+        _ONE_TOKEN_DROPS | {"text", "include"},
+        {},
+        {"max_output_tokens": b"1", "store": b"false", **_BY_LENGTH},
+    ),
+    MESSAGES: LegFields(_ONE_TOKEN_DROPS | {"output_format"}, {}, {"max_tokens": b"1", **_PLAIN}),
+}
+"""P computes the prompt and one token that nobody will see."""
+
+_SAME_DROPS: Final = frozenset({"stream_options"}) | INTERNAL_FIELDS
+SAME_BODY: Final[Mapping[str, LegFields]] = dict.fromkeys(
+    (CHAT, COMPLETIONS, RESPONSES, MESSAGES), LegFields(_SAME_DROPS, {}, _PLAIN)
+)
+"""P samples the first token of the answer as D will go on: everything that shapes it stays."""
+
+DECODE: Final = LegFields(INTERNAL_FIELDS)
+"""D: the client's body, to which the connector adds its own fields at the end."""
+
+
+def one_token_fields(call: Call) -> dict[str, bytes | Raw]:
+    """The client's fields for a P leg that is asked before D."""
+    return ONE_TOKEN[call.path].of(call)
+
+
+def same_body_fields(call: Call) -> dict[str, bytes | Raw]:
+    """The client's fields for a P leg that runs beside D."""
+    return SAME_BODY[call.path].of(call)

@@ -1,0 +1,196 @@
+"""Faults 1.1: what of a client's body each leg gets, for every connector that hands over. No sockets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from omni_proxy.call import (
+    CHAT,
+    COMPLETIONS,
+    GENERATING,
+    INTERNAL_FIELDS,
+    MESSAGES,
+    RESPONSES,
+    append_fields,
+    parse_call,
+)
+from omni_proxy.errors import Rejected
+from omni_proxy.messages import Mode
+from omni_proxy.workers.connectors import matrix
+from omni_proxy.workers.connectors.base import Connector, GarbageAnswer, Pair, Peer, read_usage_and_params
+from omni_proxy.workers.connectors.fields import DECODE, ONE_TOKEN, SAME_BODY
+from omni_proxy.workers.connectors.registry import CONNECTORS
+
+PAIR = Pair(b"id", 2**63 - 1, Peer("p0", "10.0.0.1", 8000, 8998))
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"model": "m", "prompt": "hi"},
+    RESPONSES: {"model": "m", "input": "hi"},
+    MESSAGES: {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100},
+}
+FIRST = [c for c in CONNECTORS.values() if Mode.SEQUENTIAL in c.modes]
+"""P is asked before D."""
+BESIDE = [c for c in CONNECTORS.values() if Mode.PARALLEL in c.modes and Mode.SEQUENTIAL not in c.modes]
+first = pytest.mark.parametrize("connector", FIRST, ids=lambda c: c.name)
+both = pytest.mark.parametrize("connector", [*FIRST, *BESIDE], ids=lambda c: c.name)
+endpoint = pytest.mark.parametrize("path", sorted(GENERATING))
+
+
+def raw(path: str, **fields: Any) -> bytes:
+    return json.dumps(BODIES[path] | fields).encode()
+
+
+def p_body(connector: Connector, path: str, **fields: Any) -> Any:
+    return json.loads(connector.prefill_body(parse_call(path, raw(path, **fields)), PAIR, None))
+
+
+def d_body(path: str, **fields: Any) -> Any:
+    return json.loads(append_fields(parse_call(path, raw(path, **fields)), [("kv_transfer_params", b"{}")]))
+
+
+@first
+@endpoint
+def test_r1_a_cap_that_the_client_left_out_stays_out_on_d(connector: Connector, path: str) -> None:
+    cap = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    assert p_body(connector, path)[cap] == 1
+    assert d_body(path) == BODIES[path] | {"kv_transfer_params": {}}
+
+
+@first
+@endpoint
+def test_r2_every_cap_is_one_and_ps_own_params_never_reach_d(connector: Connector, path: str) -> None:
+    caps = {"max_tokens": 256, "max_completion_tokens": 256, "max_output_tokens": 256}
+    asked = p_body(connector, path, **caps)
+    assert {asked[name] for name in caps if name in asked} == {1} or path in (RESPONSES, MESSAGES)
+    assert asked["max_output_tokens" if path == RESPONSES else "max_tokens"] == 1
+    try:
+        handoff = connector.read_prefill(b'{"kv_transfer_params":{"do_remote_decode":true}}').handoff
+    except GarbageAnswer:
+        handoff = None
+    assert handoff is None or b"do_remote_decode" not in bytes(handoff)
+
+
+@both
+@endpoint
+def test_r3_r5_p_is_never_asked_to_stream(connector: Connector, path: str) -> None:
+    asked = p_body(connector, path, stream=True, stream_options={"include_usage": True})
+    assert asked["stream"] is False
+    assert "stream_options" not in asked
+
+
+@first
+@endpoint
+def test_r4_no_minimum_above_the_cap(connector: Connector, path: str) -> None:
+    minimum = {"min_tokens": 100, "min_completion_tokens": 100}
+    asked = p_body(connector, path, max_tokens=500, **minimum)
+    assert all(asked.get(name, 0) <= 1 for name in minimum)
+    assert d_body(path, **minimum).items() >= minimum.items()
+
+
+@first
+@endpoint
+def test_r6_nothing_lets_p_end_by_itself(connector: Connector, path: str) -> None:
+    stops = {"stop": ["\n"], "stop_token_ids": [2], "stop_sequences": ["x"], "ignore_eos": False}
+    asked = p_body(connector, path, **stops)
+    assert asked["ignore_eos"] is (path != MESSAGES), "messages have no such field"
+    assert not {"stop", "stop_token_ids", "stop_sequences"} & asked.keys()
+    assert d_body(path, **stops).items() >= stops.items()
+    handoff = connector.read_prefill(b'{"kv_transfer_params":null}').handoff
+    told = [] if handoff is None else connector.decode_fields(parse_call(path, raw(path)), PAIR, handoff)
+    assert not told, "what P did not say is not told to D"
+
+
+@first
+def test_r7_p_makes_one_sample(connector: Connector) -> None:
+    asked = p_body(connector, COMPLETIONS, n=1, best_of=1)
+    assert not {"n", "best_of"} & asked.keys()
+    assert parse_call(COMPLETIONS, raw(COMPLETIONS, n=4)).whole
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1, 2], [3]]])
+def test_r8_several_prompts_are_not_one(prompt: Any) -> None:
+    call = parse_call(COMPLETIONS, raw(COMPLETIONS, prompt=prompt))
+    assert (call.whole, call.whole_because, call.parts) == (True, "prompt", 2)
+    assert not parse_call(COMPLETIONS, raw(COMPLETIONS, prompt=prompt[:1])).whole
+
+
+def test_r10_what_is_said_of_the_prompt_is_one_workers() -> None:
+    for extra in ({"prompt_logprobs": 2}, {"echo": True, "logprobs": 1}):
+        call = parse_call(COMPLETIONS, raw(COMPLETIONS, **extra))
+        assert (call.whole, call.parts) == (True, 1)
+    assert parse_call(CHAT, raw(CHAT, echo=True)).whole is False, "there it is about the last message"
+
+
+@both
+@endpoint
+def test_r11_r12_what_nobody_knows_keeps_bytes_and_order(connector: Connector, path: str) -> None:
+    odd = b',"x_vendor":{"z":[1,2.50],"a":9223372036854775808},"chat_template_kwargs":{"enable_thinking":false}}'
+    body = raw(path)[:-1] + odd
+    call = parse_call(path, body)
+    assert odd[:-1] in connector.prefill_body(call, PAIR, None)
+    assert append_fields(call, [("kv_transfer_params", b"1")]) == body[:-1] + b',"kv_transfer_params":1}'
+
+
+@both
+def test_r15_tools_are_the_same_on_both_legs(connector: Connector) -> None:
+    """Also with `tool_choice: required`: the prompt is rendered from it."""
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+    assert p_body(connector, CHAT, **tools).items() >= tools.items()
+
+
+@pytest.mark.parametrize("path", sorted(GENERATING))
+def test_r17_what_is_no_body_is_refused(path: str) -> None:
+    for body in (
+        b'{"model":',
+        b"[]",
+        b"null",
+        b"",
+        b'{"model":"m","messages":"x","prompt":1,"input":1}',
+        b'{"a":"\xff"}',
+    ):
+        with pytest.raises(Rejected):
+            parse_call(path, body)
+
+
+@both
+@endpoint
+def test_internal_fields_never_come_from_a_client(connector: Connector, path: str) -> None:
+    mark = dict.fromkeys(INTERNAL_FIELDS, 424242)
+    call = parse_call(path, raw(path, **mark))
+    assert b"424242" not in connector.prefill_body(call, PAIR, None)
+    assert b"424242" not in append_fields(call, connector.decode_fields(call, PAIR, Raw(b"{}")))
+
+
+@pytest.mark.parametrize("connector", BESIDE, ids=lambda c: c.name)
+@endpoint
+def test_beside_d_the_answers_shape_is_the_same(connector: Connector, path: str) -> None:
+    """P makes the first token of the answer: what shapes it must stay."""
+    shapes = {"stop": ["x"], "min_tokens": 2, "response_format": {"type": "json_object"}, "logprobs": True}
+    asked = p_body(connector, path, **shapes, max_tokens=77)
+    assert asked.items() >= (shapes | {"max_tokens": 77}).items()
+
+
+@first
+@endpoint
+def test_usage_of_p_in_either_wording(connector: Connector, path: str) -> None:
+    said = b'{"usage":{"%s_tokens":10,"%s_tokens_details":{"cached_tokens":3}},"kv_transfer_params":null}'
+    for word in (b"prompt", b"input"):
+        usage, _ = read_usage_and_params(said % (word, word))
+        assert (usage.prompt_tokens, usage.cached_tokens) == (10, 3)
+
+
+def test_the_tables_have_every_endpoint() -> None:
+    assert set(ONE_TOKEN) == set(SAME_BODY) == GENERATING
+    for rules in (*ONE_TOKEN.values(), *SAME_BODY.values(), DECODE):
+        assert rules.drop >= INTERNAL_FIELDS
+
+
+def test_the_document_is_current() -> None:
+    document = (Path(__file__).parent.parent.parent / "docs" / "endpoints.md").read_text(encoding="utf-8")
+    assert matrix.features() in document
+    assert document == matrix.written(document), "python -m omni_proxy.workers.connectors.matrix docs/endpoints.md"
