@@ -14,7 +14,7 @@ from typing import Final, assert_never
 from omni_proxy.apc.index import PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.flow.board import WAITING, Board, live_leases
-from omni_proxy.flow.failing import leg_failed
+from omni_proxy.flow.failing import decode_broke, leg_failed
 from omni_proxy.flow.membership import members_changed, what_is_missing
 from omni_proxy.flow.settings import CoreSettings
 from omni_proxy.lifecycle.request import Request
@@ -27,6 +27,7 @@ from omni_proxy.messages import (
     BlocksStored,
     CacheCleared,
     Cancelled,
+    DecodeBroke,
     DecodeDone,
     Effect,
     Event,
@@ -84,6 +85,8 @@ class Core:
                 self._tokenized(event, now)
             case LegFailed():
                 leg_failed(board, event, now)
+            case DecodeBroke():
+                decode_broke(board, event, now)
             case Cancelled(rid):
                 self._cancelled(rid, now)
             case WorkerAdded() | WorkerUp() | WorkerDown() | WorkerDraining() | WorkerRemoved():
@@ -189,6 +192,7 @@ class Core:
             board.fail(request, ErrorCode.NO_WORKER, "The worker of this request is no member any more.", now)
             return
         request.first_token_at = now if event.first_token else None
+        request.answering = event.first_token and event.decode is not None
         board.planner.adopt(request, event.prefill, event.decode, event.handoff_from, now)
 
     def _tokenized(self, event: Tokenized, now: float) -> None:
@@ -282,9 +286,11 @@ class Core:
     def _first_token(self, lease: Lease, now: float) -> None:
         board = self._board
         request = board.current(lease)
-        if request is None or lease != request.decode_lease or request.first_token_at is not None:
+        if request is None or lease != request.decode_lease or request.answering:
             return
-        request.first_token_at = now
+        request.answering = True
+        if request.first_token_at is None:
+            request.first_token_at = now
         board.planner.learning.computed(request, lease, None, now)
         board.planner.learning.answering(request, lease, now)
         board.ledger.prefilled(lease)

@@ -74,6 +74,8 @@ class FailureKind(StrEnum):
     """A whole answer with an error status."""
     GARBAGE = "garbage"
     """An answer that is not HTTP, or not what the protocol promises."""
+    GAVE_UP = "gave_up"
+    """The worker ended the answer early and in good order, because it needs the room (vLLM-Ascend: recomputed)."""
 
 
 class Lease(Struct, frozen=True):
@@ -210,6 +212,15 @@ class LegFailed(Struct, frozen=True, tag=True):
     failure: Failure
 
 
+class DecodeBroke(Struct, frozen=True, tag=True):
+    """D was lost when a part of its answer had been shown, and the front can have it continued from its tokens."""
+
+    lease: Lease
+    emitted_tokens: int
+    """Tokens of the answer, counted from its beginning, with which the continuation's prompt ends."""
+    failure: Failure
+
+
 class Cancelled(Struct, frozen=True, tag=True):
     """The client left."""
 
@@ -306,6 +317,7 @@ Event = (
     | FirstToken
     | DecodeDone
     | LegFailed
+    | DecodeBroke
     | Cancelled
     | WorkerAdded
     | WorkerUp
@@ -347,6 +359,14 @@ class Mark(Struct, frozen=True, array_like=True):
     attempt: int
 
 
+class Resume(Struct, frozen=True, array_like=True):
+    """An answer lost its worker, and is continued elsewhere from so many of its tokens."""
+
+    at: float
+    worker: str
+    tokens: int
+
+
 class RequestRecord(Struct, frozen=True):
     """Everything worth telling of one request: source of timeline, metrics and access log.
 
@@ -376,6 +396,7 @@ class RequestRecord(Struct, frozen=True):
     """Of the last prompt that was sent to be computed: what its worker was expected to have cached."""
     predicted_first_at: float | None = None
     """When the first token should have come, as predicted when the prompt was sent to be computed."""
+    resumes: tuple[Resume, ...] = ()
 
     @property
     def arrived_at(self) -> float:

@@ -17,6 +17,7 @@ from omni_proxy.messages import (
     CacheCleared,
     Cancelled,
     Close,
+    DecodeBroke,
     DecodeDone,
     Effect,
     Event,
@@ -35,6 +36,7 @@ from omni_proxy.messages import (
     PrefillDone,
     RequestRecord,
     RequestSpec,
+    Resume,
     Role,
     Stage,
     StartDecode,
@@ -72,6 +74,7 @@ RECORD = RequestRecord(
     64,
     None,
     "tenant",
+    resumes=(Resume(1.5, "d0", 40),),
 )
 EVENTS: list[Event] = [
     Arrived("r", RequestSpec("m", "chat", 100, 5, True, -1, True, "ext", "tenant")),
@@ -82,6 +85,7 @@ EVENTS: list[Event] = [
     FirstToken(D),
     DecodeDone(D),
     LegFailed(D, Failure(FailureKind.STATUS, "busy", 503, True)),
+    DecodeBroke(D, 40, Failure(FailureKind.GAVE_UP, "recomputed", None, True)),
     Cancelled("r"),
     WorkerAdded(WORKER),
     WorkerUp(WORKER),

@@ -9,7 +9,7 @@ from omni_proxy.flow.board import Board
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.retries import Verdict, error_of
 from omni_proxy.lifecycle.stages import On
-from omni_proxy.messages import Failure, Lease, LegFailed
+from omni_proxy.messages import DecodeBroke, Failure, Lease, LegFailed
 from omni_proxy.scheduler.ledger import WorkerLoad
 
 
@@ -19,22 +19,47 @@ def leg_failed(board: Board, event: LegFailed, now: float) -> None:
     if request is None:
         return
     lease, failure = event.lease, event.failure
-    worker = board.ledger.holder(lease)
-    if board.settings.retries.blames_worker(failure):
-        board.ledger.failed(worker, failure.kind, now)
+    worker = _blame(board, lease, failure, now)
     verdict = _verdict(board, request, lease, failure, worker)
     board.drop_leases(request, keep=lease)
     if verdict is Verdict.FAIL or board.pools.of(request.spec.model) is None:
-        code, detail = error_of(failure)
-        board.close(request, On.FAILED, now, code, detail, lease)
+        _give_up(board, request, lease, failure, now)
     else:
         _retry(board, request, lease, verdict, now)
     board.plan(now)
 
 
+def decode_broke(board: Board, event: DecodeBroke, now: float) -> None:
+    """Have the answer continued by another pair, from the prompt and what has been shown, or tell the client."""
+    request = board.current(event.lease)
+    if request is None or event.lease != request.decode_lease:
+        return
+    lease, failure = event.lease, event.failure
+    _blame(board, lease, failure, now)
+    board.drop_leases(request, keep=lease)
+    if board.settings.retries.may_resume(request.retries) and board.pools.of(request.spec.model) is not None:
+        request.resume(lease.worker, event.emitted_tokens, now)
+        _retry(board, request, lease, Verdict.START_OVER, now)
+    else:
+        _give_up(board, request, lease, failure, now)
+    board.plan(now)
+
+
+def _blame(board: Board, lease: Lease, failure: Failure, now: float) -> WorkerLoad:
+    worker = board.ledger.holder(lease)
+    if board.settings.retries.blames_worker(failure):
+        board.ledger.failed(worker, failure.kind, now)
+    return worker
+
+
+def _give_up(board: Board, request: Request, lease: Lease, failure: Failure, now: float) -> None:
+    code, detail = error_of(failure)
+    board.close(request, On.FAILED, now, code, detail, lease)
+
+
 def _verdict(board: Board, request: Request, lease: Lease, failure: Failure, worker: WorkerLoad) -> Verdict:
-    if request.first_token_at is not None:
-        return Verdict.FAIL  # the client has seen a part of this answer
+    if request.answering:
+        return Verdict.FAIL  # the client has seen a part of what this attempt made
     reusable = request.handoff_from is not None and worker.spec.handoff_reusable
     prefilled = request.prefill_done_at is not None
     return board.settings.retries.verdict(lease.leg, failure, request.retries, prefilled, reusable)

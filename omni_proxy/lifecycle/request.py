@@ -18,6 +18,7 @@ from omni_proxy.messages import (
     Placement,
     RequestRecord,
     RequestSpec,
+    Resume,
     Stage,
     Usage,
 )
@@ -32,6 +33,7 @@ class Request:
 
     __slots__ = (
         "alone",
+        "answering",
         "arrived_at",
         "attempt",
         "avoid",
@@ -54,6 +56,8 @@ class Request:
         "prefill_stage",
         "prompt_tokens",
         "queued_at",
+        "resumed_tokens",
+        "resumes",
         "retries",
         "rid",
         "spec",
@@ -95,6 +99,11 @@ class Request:
         self.marks = [Mark(Stage.RECEIVED, now, 0)]
         self.prefill_done_at: float | None = None
         self.first_token_at: float | None = None
+        self.answering = False
+        """Has the running attempt shown a part of the answer?"""
+        self.resumes: list[Resume] = []
+        self.resumed_tokens = 0
+        """Tokens at the end of the prompt that are the answer's own, shown by workers that were lost."""
         self.placements: list[Placement] = []
 
     def move(self, on: On, now: float) -> None:
@@ -118,11 +127,22 @@ class Request:
         """P has answered; only the decode track is left."""
         self.prefill_stage = None
 
+    def resume(self, worker: str, emitted_tokens: int, now: float) -> None:
+        """The answer goes on elsewhere: what has been shown of it is part of the next attempt's prompt."""
+        self.resumes.append(Resume(now, worker, emitted_tokens))
+        self.prompt_tokens += emitted_tokens - self.resumed_tokens
+        self.resumed_tokens = emitted_tokens
+        self.answering = False
+
     def start_over(self) -> None:
-        """Forget what earlier attempts computed and counted; the next one serves the request from its beginning."""
+        """Forget what earlier attempts computed and counted; the next one serves the request from its beginning.
+
+        What was found cached of the prompt that the client sent stands once a part of the answer has been shown.
+        """
         self.handoff_from = None
         self.prefill_done_at = None
-        self.cached_tokens = None
+        if not self.resumes:
+            self.cached_tokens = None
         self.predicted_tokens = None
         self.predicted_first_at = None
         self.completion_tokens = None
@@ -144,7 +164,7 @@ class Request:
 
     def learn(self, usage: Usage) -> None:
         """Take over what workers counted; the first to tell the cached tokens is P, and P's count stands."""
-        if usage.prompt_tokens is not None:
+        if usage.prompt_tokens is not None and not self.resumes:
             self.prompt_tokens = usage.prompt_tokens
         if usage.completion_tokens is not None:
             self.completion_tokens = usage.completion_tokens
@@ -169,10 +189,11 @@ class Request:
             detail=detail,
             placements=tuple(self.placements),
             attempts=self.attempt,
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=self.prompt_tokens - self.resumed_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             tenant=spec.tenant,
             predicted_tokens=self.predicted_tokens,
             predicted_first_at=self.predicted_first_at,
+            resumes=tuple(self.resumes),
         )

@@ -41,19 +41,24 @@ class RetryPolicy:
         """
         if retries >= self.max_retries or (failure.answered and failure.kind is not FailureKind.STATUS):
             return Verdict.FAIL
-        untouched = failure.kind is FailureKind.CONNECT or failure.status in BUSY
+        gave_up = failure.kind is FailureKind.GAVE_UP
+        untouched = failure.kind is FailureKind.CONNECT or failure.status in BUSY or gave_up
         if leg is Leg.PREFILL:
             return Verdict.START_OVER if untouched else Verdict.FAIL
-        if untouched and handoff_reusable:
+        if untouched and handoff_reusable and not gave_up:
             return Verdict.DECODE_AGAIN
         retry = untouched or (prefilled and failure.kind is FailureKind.CLOSED)
         return Verdict.START_OVER if retry else Verdict.FAIL
+
+    def may_resume(self, retries: int) -> bool:
+        """May an answer that broke be continued elsewhere? It counts as one more retry."""
+        return retries < self.max_retries
 
     def blames_worker(self, failure: Failure) -> bool:
         """Is this failure held against the worker? A client's 4xx and a busy worker are not."""
         if failure.kind is FailureKind.STATUS:
             return failure.status is not None and failure.status >= 500 and failure.status not in BUSY
-        return True
+        return failure.kind is not FailureKind.GAVE_UP
 
 
 def error_of(failure: Failure) -> tuple[ErrorCode, str]:
@@ -69,5 +74,7 @@ def error_of(failure: Failure) -> tuple[ErrorCode, str]:
             return ErrorCode.WORKER_ERROR, f"The worker answered with status {failure.status}."
         case FailureKind.GARBAGE:
             return ErrorCode.WORKER_GARBAGE, f"The worker's answer is not valid: {failure.detail}."
+        case FailureKind.GAVE_UP:
+            return ErrorCode.WORKER_ERROR, "The worker ended the answer early: it needs the room."
         case _:
             assert_never(failure.kind)

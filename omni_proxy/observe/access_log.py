@@ -104,6 +104,7 @@ def json_fields(ending: Ending, record: RequestRecord | None, now: float, wall: 
         "cached_tokens": record.cached_tokens,
         "predicted_tokens": record.predicted_tokens,
         "generated_tokens": record.completion_tokens,
+        "resumes": len(record.resumes),
         "ttft_s": None if first is None else round(first - begin, 6),
         "e2e_s": round((record.ended_at or now) - begin, 6),
     }

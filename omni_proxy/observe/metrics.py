@@ -91,6 +91,12 @@ class Metrics(Collector):
         for result, count in self._tallies.handoffs.items():
             handoffs.add_metric((result,), count)
         yield handoffs
+        resumes = CounterMetricFamily(
+            "omni_resumes", "Streams whose decode worker was lost, continued elsewhere or given up.", labels=("result",)
+        )
+        for result, count in self._tallies.resumes.items():
+            resumes.add_metric((result,), count)
+        yield resumes
         yield CounterMetricFamily("omni_retries", "Legs that were sent again.", value=self._tallies.retries)
 
     def _worker_families(self) -> Iterator[Metric]:

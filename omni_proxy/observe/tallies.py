@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from omni_proxy.lifecycle.timeline import stage_spans
-from omni_proxy.messages import Close, Effect, Event, LegFailed, Mode, PrefillDone, RequestRecord, Stage
+from omni_proxy.messages import Close, DecodeBroke, Effect, Event, LegFailed, Mode, PrefillDone, RequestRecord, Stage
 
 SECONDS: Final[tuple[float, ...]] = (
     0.001,
@@ -79,6 +79,7 @@ class Tallies:
         self.leg_failures: dict[tuple[str, str, str], int] = {}
         self.handoffs = {"done": 0, "missed": 0}
         self.retries = 0
+        self.resumes = {"continued": 0, "given_up": 0}
         self.config = (1, 0)
         """Generation of the config in force, and how many were refused."""
 
@@ -91,9 +92,19 @@ class Tallies:
             assert isinstance(event, LegFailed)
             key = (event.lease.worker, event.lease.leg.value, event.failure.kind.value)
             self.leg_failures[key] = self.leg_failures.get(key, 0) + 1
+        elif kind is DecodeBroke:
+            assert isinstance(event, DecodeBroke)
+            self._broke(event, effects)
         for effect in effects:
             if type(effect) is Close:
                 self._closed(effect.record, now)
+
+    def _broke(self, event: DecodeBroke, effects: Sequence[Effect]) -> None:
+        lease = event.lease
+        key = (lease.worker, lease.leg.value, event.failure.kind.value)
+        self.leg_failures[key] = self.leg_failures.get(key, 0) + 1
+        closed = any(type(effect) is Close and effect.rid == lease.rid for effect in effects)
+        self.resumes["given_up" if closed else "continued"] += 1
 
     def rejected_at_edge(self, endpoint: str, error: str) -> None:
         """Count a request that never reached the core."""
@@ -119,7 +130,7 @@ class Tallies:
         self.e2e.observe(now - begin)
         if first is not None:
             self.ttft.observe(first - begin)
-            if record.predicted_first_at is not None and first > begin:
+            if record.predicted_first_at is not None and first > begin and not record.resumes:
                 self.ttft_predicted.observe((record.predicted_first_at - begin) / (first - begin))
             if generated is not None and generated > 1:
                 self.tpot.observe((now - first) / (generated - 1))

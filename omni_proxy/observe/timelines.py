@@ -90,6 +90,9 @@ def timeline(record: RequestRecord, now: float, wall_offset: float) -> JsonObjec
         **summary(record, now, wall_offset),
         "attempts": record.attempts,
         "detail": record.detail or None,
+        "resumes": [
+            {"start_s": round(r.at - begin, 6), "worker": r.worker, "tokens": r.tokens} for r in record.resumes
+        ],
         "stages": stages,
         "placements": placements,
     }

@@ -39,7 +39,10 @@ class Learning:
 
     def answered(self, request: Request, lease: Lease, now: float) -> None:
         """An answer has ended by itself."""
-        self._ledger.holder(lease).decoding.ended(lease, request.completion_tokens, now)
+        made = request.completion_tokens
+        if made is not None:
+            made -= request.resumed_tokens  # others made those
+        self._ledger.holder(lease).decoding.ended(lease, made, now)
         if request.completion_tokens is not None:
             self._lengths.ended(request.spec.model, request.completion_tokens)
 

@@ -17,6 +17,7 @@ from omni_proxy.messages import (
     Arrived,
     Cancelled,
     Close,
+    DecodeBroke,
     DecodeDone,
     Effect,
     Event,
@@ -106,6 +107,8 @@ class Audit:
                     self.alone.add(lease.rid)
                 return lease.leg is Leg.PREFILL and self.live.pop(lease, None) is not None
             case DecodeDone(lease):
+                return lease.leg is Leg.DECODE and self.live.pop(lease, None) is not None
+            case DecodeBroke(lease):
                 return lease.leg is Leg.DECODE and self.live.pop(lease, None) is not None
             case LegFailed(lease):
                 return self.live.pop(lease, None) is not None
@@ -270,6 +273,7 @@ _HAPPENINGS: tuple[Callable[[World, int, int], Event], ...] = (
     lambda world, a, b: DecodeDone(world.lease(a, b)),
     lambda world, a, b: LegFailed(world.lease(a, b), _failure(a, b)),
     lambda world, a, b: LegFailed(world.lease(a, b), Failure(FailureKind.CONNECT, "refused")),
+    lambda world, a, b: DecodeBroke(world.lease(a, b), 1 + a % 40, _failure(a, b)),
     lambda world, a, b: Cancelled(world.rid(a, b)),
     lambda world, a, b: WorkerUp(_worker(a, b)),
     lambda world, a, b: WorkerUp(_worker(a, b)),
