@@ -23,6 +23,8 @@ COMPILED = (
     "omni_proxy/driver.py",
     "omni_proxy/lifecycle/*.py",
     "omni_proxy/scheduler/*.py",
+    "omni_proxy/observe/access_log.py",
+    "omni_proxy/observe/log_lines.py",
     "omni_proxy/observe/tallies.py",
     "omni_proxy/observe/timelines.py",
     "omni_proxy/workers/http.py",

@@ -27,7 +27,8 @@ from omni_proxy.driver import Driver
 from omni_proxy.errors import Rejected
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, RequestRecord
-from omni_proxy.observe.access_log import AccessLog, Ending
+from omni_proxy.observe.access_log import AccessLog
+from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
 from omni_proxy.observe.recorder import Recorder
@@ -85,7 +86,7 @@ class Scheduling:
         self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
         self.recorder = _recorder(config)
         recorders = [self.recorder] if self.recorder is not None else []
-        self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes, *recorders])
+        self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes], recorders)
         self.membership = Membership(self.driver.post, config.health)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
@@ -337,12 +338,12 @@ def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounte
 
 def _ending(exchange: Exchange, error: str | None) -> Ending:
     return Ending(
-        request_id=exchange.request_id.decode(),
-        client=exchange.peer,
-        method="POST",
-        path=exchange.path.decode("ascii", "replace"),
-        status=exchange.status or 499,
-        bytes_out=exchange.bytes_out,
-        user_agent=exchange.user_agent.decode("latin-1"),
-        error=None if error is None else str(error),
+        exchange.request_id.decode(),
+        exchange.peer,
+        "POST",
+        exchange.path.decode("ascii", "replace"),
+        exchange.status or 499,
+        exchange.bytes_out,
+        exchange.user_agent,
+        None if error is None else str(error),
     )

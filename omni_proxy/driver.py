@@ -10,22 +10,44 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from omni_proxy.core import Core
-from omni_proxy.messages import Cancelled, Effect, Event, Tick
+from omni_proxy.messages import Cancelled, Close, Effect, Event, RequestRecord, Tick
 
 logger = logging.getLogger(__name__)
 
 Observer = Callable[[float, Event, Sequence[Effect]], None]
+"""Sees every step: the instant, the event, the effects."""
+
+
+class Watcher(Protocol):
+    """Counts or keeps what has ended, and a few kinds of events; an event that nobody watches for costs nothing."""
+
+    @property
+    def watches(self) -> Iterable[type]:
+        """The kinds of events that `heard` is for."""
+        ...
+
+    def heard(self, event: Event, effects: Sequence[Effect]) -> None: ...
+
+    def closed(self, record: RequestRecord, now: float) -> None:
+        """A request has ended."""
+        ...
 
 
 class Driver:
     """Runs one core on the event loop."""
 
-    def __init__(self, core: Core, observers: Sequence[Observer]) -> None:
+    def __init__(self, core: Core, watchers: Sequence[Watcher], observers: Sequence[Observer] = ()) -> None:
         self.core = core
+        self._watchers = watchers
         self._observers = observers
+        self._watched: dict[type, list[Watcher]] = {}
+        for watcher in watchers:
+            for kind in watcher.watches:
+                self._watched.setdefault(kind, []).append(watcher)
         self._perform: Callable[[Effect], None] = _nobody
         self._inbox: deque[Event] = deque()
         self._busy = False
@@ -68,9 +90,16 @@ class Driver:
             logger.exception("the core failed on %s", type(event).__name__)
             self._abandon(event)
             return
+        watchers = self._watched.get(type(event))
+        if watchers is not None:
+            for watcher in watchers:
+                watcher.heard(event, effects)
         for observe in self._observers:
             observe(now, event, effects)
         for effect in effects:
+            if type(effect) is Close:
+                for watcher in self._watchers:
+                    watcher.closed(effect.record, now)
             try:
                 self._perform(effect)
             except Exception:

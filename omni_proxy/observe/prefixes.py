@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -15,7 +15,6 @@ from omni_proxy.apc.divergence import Divergence
 from omni_proxy.apc.feed import FeedReading
 from omni_proxy.apc.keys import UNIT_TOKENS
 from omni_proxy.messages import (
-    Close,
     Effect,
     Event,
     Leg,
@@ -60,7 +59,11 @@ class PrefixMetrics(Collector):
 
     # ------------------------------------------------------------------ filling
 
-    def __call__(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+    @property
+    def watches(self) -> Iterable[type]:
+        return (Tokenized, WorkerAdded, WorkerUp, WorkerRemoved)
+
+    def heard(self, event: Event, effects: Sequence[Effect]) -> None:
         match event:
             case Tokenized(prompt_tokens=None):
                 self._unread += 1
@@ -69,14 +72,14 @@ class PrefixMetrics(Collector):
             case WorkerRemoved(name):
                 self._block_tokens.pop(name, None)
                 self._workers.pop(name, None)
-        for effect in effects:
-            if type(effect) is Close:
-                self._closed(effect.record, now)
 
-    def _closed(self, record: RequestRecord, now: float) -> None:
+    def closed(self, record: RequestRecord, now: float) -> None:
+        """Compare what was predicted with what the worker reported."""
         predicted, reported = record.predicted_tokens, record.cached_tokens
+        if predicted is None or reported is None:
+            return
         worker = computed_by(record)
-        if predicted is None or reported is None or worker not in self._block_tokens:
+        if worker is None or worker not in self._block_tokens:
             return
         divergence = self._workers.setdefault(worker, Divergence())
         divergence.compare(predicted, reported, record.prompt_tokens, self._block_tokens[worker])

@@ -7,11 +7,22 @@ lock for each observation, and a request makes a dozen.)
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omni_proxy.lifecycle.timeline import stage_spans
-from omni_proxy.messages import Close, DecodeBroke, Effect, Event, LegFailed, Mode, PrefillDone, RequestRecord, Stage
+from omni_proxy.messages import (
+    Close,
+    DecodeBroke,
+    Effect,
+    Event,
+    LegFailed,
+    Mode,
+    Outcome,
+    PrefillDone,
+    RequestRecord,
+    Stage,
+)
 
 SECONDS: Final[tuple[float, ...]] = (
     0.001,
@@ -83,21 +94,18 @@ class Tallies:
         self.config = (1, 0)
         """Generation of the config in force, and how many were refused."""
 
-    def __call__(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
-        kind = type(event)
-        if kind is PrefillDone:
-            assert isinstance(event, PrefillDone)
+    @property
+    def watches(self) -> Iterable[type]:
+        return (PrefillDone, LegFailed, DecodeBroke)
+
+    def heard(self, event: Event, effects: Sequence[Effect]) -> None:
+        if isinstance(event, PrefillDone):
             self.handoffs["done" if event.handoff else "missed"] += 1
-        elif kind is LegFailed:
-            assert isinstance(event, LegFailed)
+        elif isinstance(event, LegFailed):
             key = (event.lease.worker, event.lease.leg.value, event.failure.kind.value)
             self.leg_failures[key] = self.leg_failures.get(key, 0) + 1
-        elif kind is DecodeBroke:
-            assert isinstance(event, DecodeBroke)
+        elif isinstance(event, DecodeBroke):
             self._broke(event, effects)
-        for effect in effects:
-            if type(effect) is Close:
-                self._closed(effect.record, now)
 
     def _broke(self, event: DecodeBroke, effects: Sequence[Effect]) -> None:
         lease = event.lease
@@ -115,14 +123,17 @@ class Tallies:
         """Note which config is in force, the how-manieth, and how many could not be used."""
         self.config = (generation, failed)
 
-    def _closed(self, record: RequestRecord, now: float) -> None:
-        outcome = record.outcome.value if record.outcome is not None else ""
-        key = (record.endpoint, outcome, record.error.value if record.error is not None else "")
+    def closed(self, record: RequestRecord, now: float) -> None:
+        outcome = record.outcome
+        # A request that ended well pays for no property of an enum.
+        key = (record.endpoint, "completed", "") if outcome is Outcome.COMPLETED else _key(record)
         self.requests[key] = self.requests.get(key, 0) + 1
         for stage, begin, end in stage_spans(record, now):
             self.stages[stage].observe(end - begin)
-        self.retries += max(0, record.attempts - (1 if record.mode is Mode.AGGREGATED else 2))
-        if outcome == "completed":
+        extra = record.attempts - (1 if record.mode is Mode.AGGREGATED else 2)
+        if extra > 0:
+            self.retries += extra
+        if outcome is Outcome.COMPLETED:
             self._completed(record, now)
 
     def _completed(self, record: RequestRecord, now: float) -> None:
@@ -137,3 +148,8 @@ class Tallies:
         self.tokens["prompt"] += record.prompt_tokens
         self.tokens["cached"] += record.cached_tokens or 0
         self.tokens["generated"] += generated or 0
+
+
+def _key(record: RequestRecord) -> tuple[str, str, str]:
+    outcome, error = record.outcome, record.error
+    return record.endpoint, "" if outcome is None else outcome.value, "" if error is None else error.value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from omni_proxy.lifecycle.timeline import stage_spans
-from omni_proxy.messages import Close, Effect, Event, RequestRecord, Stage
+from omni_proxy.messages import Effect, Event, RequestRecord, Stage
 
 JsonObject = dict[str, object]
 
@@ -19,12 +19,15 @@ class Timelines:
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._by_external: dict[str, str] = {}
 
-    def __call__(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            if type(effect) is Close:
-                self._remember(effect.record)
+    @property
+    def watches(self) -> Iterable[type]:
+        return ()
 
-    def _remember(self, record: RequestRecord) -> None:
+    def heard(self, event: Event, effects: Sequence[Effect]) -> None:
+        return
+
+    def closed(self, record: RequestRecord, now: float) -> None:
+        """Keep it; the oldest has to go."""
         if self._capacity == 0:
             return
         self._records[record.rid] = record

@@ -11,7 +11,6 @@ from omni_proxy.apc.divergence import LEAST_REPORTS, WARN_EVERY_S, Divergence
 from omni_proxy.apc.feed import FeedCounts, FeedReading
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
-    Close,
     Leg,
     Mark,
     Mode,
@@ -19,7 +18,6 @@ from omni_proxy.messages import (
     Placement,
     RequestRecord,
     Stage,
-    Tick,
     Tokenized,
     WorkerRemoved,
     WorkerUp,
@@ -65,15 +63,15 @@ def shown(metrics: PrefixMetrics) -> str:
 
 
 def ended(metrics: PrefixMetrics, what: RequestRecord, now: float = 0.0) -> None:
-    metrics(now, Tick(), [Close("r", Outcome.COMPLETED, what)])
+    metrics.closed(what, now)
 
 
 def test_reports_are_counted_for_the_worker_that_computed_the_prompt() -> None:
     core = Core(CoreSettings(prefix_aware=True))
     metrics = PrefixMetrics(lambda: core.caches, Feeds())
     for name in ("p0", "d0"):
-        metrics(0.0, WorkerUp(worker(name, block_tokens=64)), [])
-    metrics(0.0, Tokenized("x", None), [])
+        metrics.heard(WorkerUp(worker(name, block_tokens=64)), [])
+    metrics.heard(Tokenized("x", None), [])
     ended(metrics, record(512, 512))
     ended(metrics, record(512, 480))
     ended(metrics, record(512, 0))
@@ -95,13 +93,13 @@ def test_reports_are_counted_for_the_worker_that_computed_the_prompt() -> None:
         "omni_kv_events_refused_total 3.0",
     ):
         assert line in text.splitlines()
-    metrics(0.0, WorkerRemoved("p0"), [])
+    metrics.heard(WorkerRemoved("p0"), [])
     assert 'worker="p0"} 1536' not in shown(metrics)
 
 
 def test_a_worker_that_is_wrong_for_good_is_said_aloud_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     metrics = PrefixMetrics(lambda: None, None)
-    metrics(0.0, WorkerUp(worker("p0")), [])
+    metrics.heard(WorkerUp(worker("p0")), [])
     with caplog.at_level(logging.WARNING):
         for second in range(int(2 * WARN_EVERY_S)):
             ended(metrics, record(800, 200), float(second))
