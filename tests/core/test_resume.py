@@ -219,6 +219,6 @@ def test_they_are_counted() -> None:
         DecodeBroke(d("r", 4, "d1"), 70, CUT),
     ]
     for event in events:
-        tallies(1.0, event, core.handle(event, 1.0))
+        tallies.heard(event, core.handle(event, 1.0))
     assert tallies.resumes == {"continued": 1, "given_up": 1}
     assert tallies.leg_failures == {("d0", "decode", "closed"): 1, ("d1", "decode", "closed"): 1}
