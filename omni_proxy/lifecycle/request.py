@@ -6,6 +6,7 @@ Only the core changes a request, and its stages only through `move` and `move_pr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from omni_proxy.errors import ErrorCode
 from omni_proxy.lifecycle.stages import On, advance
@@ -43,6 +44,7 @@ class Request:
         "cached_tokens",
         "completion_tokens",
         "decode_lease",
+        "due_at",
         "first_token_at",
         "handoff_from",
         "marks",
@@ -90,6 +92,8 @@ class Request:
         """When that was."""
         self.queued_at = now
         """When it lined up first."""
+        self.due_at = inf
+        """From when on it counts as late (`scheduler/ageing.py`)."""
         self.predicted_tokens: int | None = None
         """What the worker that computes the prompt should find cached."""
         self.predicted_first_at: float | None = None

@@ -19,7 +19,7 @@ _SAME_PASS_S: Final = 0.0005
 """Answers closer together than this come from one pass."""
 LEAD_S: Final = 0.02
 """A worker gets its next prompt so long before it should be free: it must not idle, and what is sent is decided."""
-MOST_OVERHEADS: Final = 16.0
+MOST_OVERHEADS: Final = 64.0
 """Work for so many times the fixed cost of a prompt is sent ahead at most."""
 _LATE: Final = 1.5
 _CHECK_AGAIN_S: Final = 0.05

@@ -1,8 +1,9 @@
 """The head of the queue: what stands above every order. Pure.
 
-First those that had their turn before (retries), then those that have waited for longer than the starvation timeout,
-the longest waiting first; then the client's priority classes, the lowest number first as engines have it; within a
-class fair shares of the tenants, where asked for; and within those the order of the config.
+First those that had their turn before (retries), then, as far as their share goes, those that have waited for longer
+than the starvation timeout, the longest waiting first; then the client's priority classes, the lowest number first as
+engines have it; within a class fair shares of the tenants, where asked for; within those, as far as their share goes,
+those that have aged (`ageing.py`), and then the order of the config.
 """
 
 from __future__ import annotations
@@ -12,14 +13,21 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from omni_proxy.lifecycle.request import Request
+from omni_proxy.scheduler.ageing import Ageing
 from omni_proxy.scheduler.orders import Order
 from omni_proxy.scheduler.queue import WaitingQueue
 
 _MOST_TENANTS: Final = 10_000
 _LEAST_WEIGHT: Final = 1e-3
 
-_Standing = tuple[int, int, float, int, Request]
-"""Group, class, rank, position: unique before the request is compared."""
+_AGAIN: Final = 0
+_STARVED: Final = 1
+_ORDINARY: Final = 2
+_STARVED_LATER: Final = 3
+"""Groups: the lowest goes first."""
+
+_Standing = tuple[int, int, int, float, int, Request]
+"""Group, class, turn of the aged, rank, position: unique before the request is compared."""
 
 
 class Shares:
@@ -41,7 +49,7 @@ class Shares:
         """Those of one class in a fair order, each tenant's own in the order given."""
         rows: dict[str, list[_Standing]] = {}
         for standing in standings:
-            rows.setdefault(standing[4].spec.tenant, []).append(standing)
+            rows.setdefault(standing[5].spec.tenant, []).append(standing)
         if len(rows) == 1:
             return list(standings[:count])
         had = {tenant: self._had.get(tenant, 0.0) for tenant in rows}
@@ -53,7 +61,7 @@ class Shares:
             value, tenant, place = heapq.heappop(turns)
             row = rows[tenant]
             merged.append(row[place])
-            request = row[place][4]
+            request = row[place][5]
             value += max(1, request.prompt_tokens - request.best_cached) / self._weight(tenant)
             if place + 1 < len(row):
                 heapq.heappush(turns, (value, tenant, place + 1))
@@ -66,32 +74,47 @@ class Shares:
 class Lineup:
     """Puts a waiting queue in order, as far as its head is asked for."""
 
-    def __init__(self, order: Order, starvation_timeout_s: float, shares: Shares | None = None) -> None:
+    def __init__(self, order: Order, ageing: Ageing, shares: Shares | None = None) -> None:
         self._order = order
-        self._starvation_timeout_s = starvation_timeout_s
-        self.shares = shares
+        self._ageing = ageing
+        self._shares = shares
+
+    def lines_up(self, request: Request, fair_s: float) -> None:
+        """A request begins to wait; in order of arrival that would take `fair_s` seconds."""
+        self._ageing.lines_up(request, fair_s)
+
+    def took(self, request: Request, uncached: int, cost_s: float, now: float) -> None:
+        """A request got its worker: so many tokens to compute, which takes so many seconds."""
+        self._ageing.took(self._ageing.is_late(request, now), cost_s)
+        if self._shares is not None:
+            self._shares.took(request.spec.tenant, uncached)
 
     def head(self, queue: WaitingQueue, count: int, now: float) -> list[Request]:
         """The first `count` of those that wait, the next first."""
         waiting = queue.requests()
         if len(waiting) < 2:
+            self._ageing.even()
             return waiting
-        starved_before = now - self._starvation_timeout_s
+        ageing, late_first = self._ageing, self._ageing.late_first
+        starved_group, aged_place = (_STARVED, 0) if late_first else (_STARVED_LATER, 2)
+        late = 0
         standings: list[_Standing] = []
         for place, (request, rank) in enumerate(zip(waiting, self._order.ranks(waiting, now), strict=True)):
             if request.retries and queue.goes_first(request):
-                standings.append((0, 0, request.queued_at, place, request))
-            elif request.queued_at <= starved_before:
-                standings.append((1, 0, request.queued_at, place, request))
+                standings.append((_AGAIN, 0, 0, request.queued_at, place, request))
+            elif not ageing.is_late(request, now):
+                standings.append((_ORDINARY, request.spec.priority, 1, rank, place, request))
             else:
-                standings.append((2, request.spec.priority, rank, place, request))
-        if self.shares is None:
-            return [standing[4] for standing in heapq.nsmallest(count, standings)]
-        return self._fair(sorted(standings), count, self.shares)
-
-    def is_starved(self, request: Request, now: float) -> bool:
-        """Has a request waited for longer than the timeout?"""
-        return request.queued_at <= now - self._starvation_timeout_s
+                late += 1
+                if ageing.is_starved(request, now):
+                    standings.append((starved_group, 0, 0, request.queued_at, place, request))
+                else:
+                    standings.append((_ORDINARY, request.spec.priority, aged_place, request.due_at, place, request))
+        if not 0 < late < len(waiting):
+            ageing.even()
+        if self._shares is None:
+            return [standing[5] for standing in heapq.nsmallest(count, standings)]
+        return self._fair(sorted(standings), count, self._shares)
 
     def _fair(self, standings: list[_Standing], count: int, shares: Shares) -> list[Request]:
         """Each class of the ordinary ones merged by fair shares; those in front of them as they are."""
@@ -99,12 +122,12 @@ class Lineup:
         begin = 0
         while begin < len(standings) and len(found) < count:
             end = begin + 1
-            if standings[begin][0] == 2:
+            if standings[begin][0] == _ORDINARY:
                 while end < len(standings) and standings[end][1] == standings[begin][1]:
                     end += 1
                 merged = shares.merge(standings[begin:end], count - len(found))
-                found.extend([standing[4] for standing in merged])
+                found.extend([standing[5] for standing in merged])
             else:
-                found.append(standings[begin][4])
+                found.append(standings[begin][5])
             begin = end
         return found

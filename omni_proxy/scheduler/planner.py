@@ -43,12 +43,13 @@ class Planner:
         self.decode_queue = WaitingQueue()
         self.learning = Learning(ledger)
         self._aggregate_below = settings.aggregate_below_tokens
+        self._lineup = make_lineup(settings)
         self.prefill = PrefillPlan(
             ledger,
             self.prefill_queue,
             self._index,
             homes,
-            make_lineup(settings),
+            self._lineup,
             settings.work_weight,
             self._able,
             self._grant_prefill,
@@ -76,6 +77,7 @@ class Planner:
         """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
         line: tuple[str, ...] = (request.spec.model,)
         if request.stage is Stage.PREFILL_WAITING:
+            self._lineup.lines_up(request, self.drain_s(request.marks[-1].at))  # it has just entered its stage
             self.prefill_queue.push(request, line, deadline, first)
             return
         if request.handoff_from is not None and (peer := self.ledger.get(request.handoff_from)) is not None:

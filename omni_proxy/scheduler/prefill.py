@@ -160,8 +160,7 @@ class PrefillPlan:
         if not self._grant(request, choice, _placement(choice, able, now), now):
             return False
         self._foreseen.granted(choice.worker.name, request.block_keys, choice.finish)
-        if self._lineup.shares is not None:
-            self._lineup.shares.took(request.spec.tenant, choice.uncached)
+        self._lineup.took(request, choice.uncached, choice.finish - choice.start, now)
         return True
 
     # ------------------------------------------------------------------------ the walk
@@ -197,8 +196,7 @@ class PrefillPlan:
             if request.block_keys and matches and now - request.matched_at > KEPT_S / 2:
                 request.match(self._index.match(request.block_keys), now)
                 matches -= 1
-            starved = self._lineup.is_starved(request, now)
-            choice = self.best(request, able, 0.0 if starved else weight, now)
+            choice = self.best(request, able, weight, now)
             backlog = choice.worker.backlog
             granted = not backlog.reserved and self._take(request, choice, able, now)
             if granted:

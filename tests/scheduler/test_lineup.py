@@ -71,8 +71,7 @@ def take(line: Lineup, queue: WaitingQueue, count: int) -> str:
     for _ in range(count):
         request = line.head(queue, 1, 0.0)[0]
         queue.remove(request)
-        assert line.shares is not None
-        line.shares.took(request.spec.tenant, request.prompt_tokens)
+        line.took(request, request.prompt_tokens, 0.0, 0.0)
         served += request.spec.tenant
     return served
 
