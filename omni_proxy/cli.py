@@ -140,6 +140,7 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.add_argument("--kv-lease", type=_seconds, default=30.0, metavar="SECONDS")
     worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
     worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    worker.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
     worker.add_argument("--threads", type=_positive, default=1, metavar="N")
     _add_expert_parallel(worker)
     worker.add_argument("--drain", type=_seconds, default=5.0, metavar="SECONDS")
@@ -343,6 +344,7 @@ def _worker(options: argparse.Namespace) -> int:
             kv_lease_s=options.kv_lease,
             kv_load_failure_policy=options.kv_load_failure_policy,
             dtype=options.dtype,
+            quantization=options.quantization,
             threads=options.threads,
             expert_parallel=options.expert_parallel,
             expert_redundancy=options.expert_redundancy,

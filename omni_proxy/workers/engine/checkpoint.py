@@ -1,7 +1,7 @@
 """A Hugging Face folder -> a validated config and named tensors.
 
 Every fault of the folder is a `CheckpointError` of one line that names the file and, where there is one, the tensor.
-Knows the files' layout, not what is computed from them.
+Knows what a folder must hold, not what is computed from it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from omni_proxy.workers.engine.hf_config import (
-    CheckpointError,
-    ModelConfig,
-    one_line,
-    read_config,
-    read_json,
-)
+from omni_proxy.workers.engine.architectures.registry import ARCHITECTURES
+from omni_proxy.workers.engine.hf_config import CheckpointError, ModelConfig, read_config
+from omni_proxy.workers.engine.tensor_files import locate_tensors, main_file, read_tensors
+from omni_proxy.workers.engine.tensor_shapes import Shape, may_be_ignored, tensor_shapes
 
 __all__ = ["Checkpoint", "CheckpointError", "ModelConfig", "load_checkpoint"]
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,137 +31,55 @@ class Checkpoint:
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where a tensor lies, and its name there."""
+
+    file: Path
+    name: str
+
+
 def load_checkpoint(folder: str | Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Read and check the folder; weights come back as `dtype`. Raises CheckpointError."""
     path = Path(folder)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder")
     config = read_config(path)
-    where = _locate_tensors(path)
-    tensors = _read_tensors(path, where, _expected(config, where), dtype)
+    canonical = ARCHITECTURES[config.model_type].canonical
+    where = {canonical(name): _Stored(file, name) for name, file in locate_tensors(path).items()}
+    tensors = _read(path, config, where, dtype)
     return Checkpoint(config, tensors, _digest(config, tensors))
 
 
-def _expected(config: ModelConfig, where: Mapping[str, Path]) -> dict[str, Shape]:
-    """Names and shapes of all tensors that the files must hold."""
-    hidden, vocab = config.hidden_size, config.vocab_size
-    shapes: dict[str, Shape] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (vocab, hidden)
-    for i in range(config.num_layers):
-        prefix = f"model.layers.{i}."
-        layer = {**_attention_shapes(config), **_mlp_shapes(config, i, prefix, where)}
-        shapes.update({prefix + name: shape for name, shape in layer.items()})
-    return shapes
-
-
-def _attention_shapes(config: ModelConfig) -> dict[str, Shape]:
-    hidden, dim = config.hidden_size, config.head_dim
-    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
-    return {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "self_attn.q_norm.weight": (dim,),
-        "self_attn.k_norm.weight": (dim,),
-    }
-
-
-def _mlp_shapes(config: ModelConfig, layer: int, prefix: str, where: Mapping[str, Path]) -> dict[str, Shape]:
-    hidden, experts, wide = config.hidden_size, config.num_experts, config.moe_intermediate_size
-    if layer not in config.sparse_layers:
-        return _gated_shapes("mlp.", hidden, config.intermediate_size)
-    shapes: dict[str, Shape] = {"mlp.gate.weight": (experts, hidden)}
-    if prefix + "mlp.experts.gate_up_proj" in where:
-        shapes["mlp.experts.gate_up_proj"] = (experts, 2 * wide, hidden)
-        shapes["mlp.experts.down_proj"] = (experts, hidden, wide)
-        return shapes
-    for e in range(experts):
-        shapes.update(_gated_shapes(f"mlp.experts.{e}.", hidden, wide))
-    return shapes
-
-
-def _gated_shapes(prefix: str, hidden: int, wide: int) -> dict[str, Shape]:
-    return {
-        prefix + "gate_proj.weight": (wide, hidden),
-        prefix + "up_proj.weight": (wide, hidden),
-        prefix + "down_proj.weight": (hidden, wide),
-    }
-
-
-def _locate_tensors(path: Path) -> dict[str, Path]:
-    """Which file holds which tensor: from the index of a sharded checkpoint, or from the single file."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        single = path / "model.safetensors"
-        return dict.fromkeys(_names(single), single)
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: weight_map is missing")
-    held = {file: set(_names(path / file)) for file in sorted(set(weight_map.values()))}
-    for name, file in weight_map.items():
-        if name not in held[file]:
-            raise CheckpointError(f"{path / file}: tensor {name} is missing, {index.name} promises it")
-    return {name: path / file for name, file in weight_map.items()}
-
-
-def _names(file: Path) -> list[str]:
-    with _opened(file) as tensors:
-        return list(tensors.keys())
-
-
-def _opened(file: Path) -> Any:
-    if not file.is_file():
-        raise CheckpointError(f"{file}: no such file")
-    try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as exc:
-        raise CheckpointError(f"{file}: not a whole safetensors file: {one_line(exc)}") from exc
-
-
-def _read_tensors(
-    path: Path, where: Mapping[str, Path], expected: Mapping[str, Shape], dtype: torch.dtype
-) -> dict[str, Tensor]:
+def _read(path: Path, config: ModelConfig, where: Mapping[str, _Stored], dtype: torch.dtype) -> dict[str, Tensor]:
+    expected = tensor_shapes(config, where)
     for name in expected:
         if name not in where:
-            raise CheckpointError(f"{_main_file(path)}: tensor {name} is missing")
-    extra = {name for name in where if name not in expected and name != "lm_head.weight"}
+            raise CheckpointError(f"{main_file(path)}: tensor {name} is missing")
+    extra = {name for name in where if name not in expected and not may_be_ignored(name, config)}
     if extra:
-        first = min(extra)
-        raise CheckpointError(f"{where[first]}: tensor {first} is not expected")
+        first = where[min(extra)]
+        raise CheckpointError(f"{first.file}: tensor {first.name} is not expected")
     tensors: dict[str, Tensor] = {}
-    for file in sorted(set(where.values())):
-        names = [name for name in expected if where[name] == file]
-        tensors.update(_read_file(file, names, expected, dtype))
+    for file in sorted({where[name].file for name in expected}):
+        stored = {where[name].name: name for name in expected if where[name].file == file}
+        tensors.update(_read_file(file, stored, expected, dtype))
     return tensors
 
 
 def _read_file(
-    file: Path, names: list[str], expected: Mapping[str, Shape], dtype: torch.dtype
+    file: Path, stored: Mapping[str, str], expected: Mapping[str, Shape], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    with _opened(file) as tensors:
-        for name in names:
-            try:
-                tensor: Tensor = tensors.get_tensor(name)
-            except SafetensorError as exc:
-                raise CheckpointError(f"{file}: tensor {name}: {one_line(exc)}") from exc
-            shape, want = list(tensor.shape), list(expected[name])
-            if shape != want:
-                raise CheckpointError(f"{file}: tensor {name} has shape {shape}, {want} is expected")
-            if not tensor.is_floating_point():
-                raise CheckpointError(f"{file}: tensor {name} has type {tensor.dtype}, not a float")
-            yield name, tensor.to(dtype)
-
-
-def _main_file(path: Path) -> Path:
-    index = path / "model.safetensors.index.json"
-    return index if index.is_file() else path / "model.safetensors"
+    """Checked tensors under their canonical names; `stored` maps the file's names to those."""
+    for name, tensor in read_tensors(file, list(stored)):
+        shape, want = list(tensor.shape), list(expected[stored[name]])
+        if shape != want:
+            raise CheckpointError(f"{file}: tensor {name} has shape {shape}, {want} is expected")
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{file}: tensor {name} has type {tensor.dtype}, not a float")
+        # What corrects a choice between close scores keeps all its bits.
+        exact = stored[name].endswith("e_score_correction_bias")
+        yield stored[name], tensor.to(torch.float32 if exact else dtype)
 
 
 def _digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:

@@ -65,7 +65,9 @@ class Engine:
         self.config = config
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._experts = _expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
-        self._runner = Runner(checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len, self._experts)
+        self._runner = Runner(
+            checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len, self._experts, _weight_dtype(config)
+        )
         self._events = _publisher(config)
         self._log = None if self._events is None else CacheLog(sizes.block_size)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
@@ -341,6 +343,10 @@ class Engine:
             log.exception("importing KV for %s failed", seq.request_id)
             return _say(exc)
         return None
+
+
+def _weight_dtype(config: EngineConfig) -> torch.dtype | None:
+    return torch.int8 if config.quantization == "int8" else None
 
 
 def _expert_parallel(

@@ -14,13 +14,13 @@ from torch import Tensor
 
 import omni_kernels as ops
 from omni_proxy.workers.engine.checkpoint import Checkpoint
-from omni_proxy.workers.engine.model import Batch, Experts, Qwen3Moe
+from omni_proxy.workers.engine.model import Batch, DecoderModel, Experts
 from omni_proxy.workers.engine.planner import Chunk
 from omni_proxy.workers.engine.sampler import Draw, Drawn, sample
 
 
 class Runner:
-    """Model and KV cache [layers, 2, blocks + 1, block_size, kv_heads, head_dim] of one engine.
+    """Model and KV cache [layers, planes, blocks + 1, block_size, kv_heads, head_dim] of one engine.
 
     The extra block takes the keys of rows whose KV is valid already and may be shared: it is written, never read.
     """
@@ -32,14 +32,13 @@ class Runner:
         block_size: int,
         max_model_len: int,
         experts: Experts | None = None,
+        weight_dtype: torch.dtype | None = None,
     ) -> None:
-        config = checkpoint.config
-        self.model = Qwen3Moe(checkpoint, max_model_len, experts=experts)
+        self.model = DecoderModel(checkpoint, max_model_len, experts=experts, weight_dtype=weight_dtype)
         self._block_size = block_size
         self._spare_slot = num_blocks * block_size
-        shape = (config.num_layers, 2, num_blocks + 1, block_size)
-        self._kv = _zeros((*shape, config.num_kv_heads, config.head_dim), self.model.dtype)
-        self._eos = config.eos_token_ids
+        self._kv = _zeros(self.model.kv_shape(num_blocks + 1, block_size), self.model.dtype)
+        self._eos = checkpoint.config.eos_token_ids
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> list[Drawn | None]:
@@ -51,12 +50,14 @@ class Runner:
 
     @torch.inference_mode()
     def export_bytes(self, blocks: Sequence[int]) -> memoryview:
-        """A copy of blocks [n, layers, 2, block_size, kv_heads, head_dim]. Safe beside `run` while they are held."""
+        """A copy of blocks [n, layers, planes, block_size, heads, dim]. Safe beside `run` while they are held."""
         data = ops.kv_gather(self._kv, torch.tensor(blocks))
         return memoryview(data.flatten().view(torch.uint8).numpy().data)
 
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """Rows routed to [layer][expert] since the start."""
+        """Rows routed to [layer][expert] since the start; empty where there are no experts."""
+        if not self.model.config.num_experts:
+            return ()
         return tuple(tuple(row) for row in self.model.expert_tokens.tolist())
 
     @torch.inference_mode()

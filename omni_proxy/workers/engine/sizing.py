@@ -18,7 +18,7 @@ LAYOUT_VERSION: Final = 1
 
 def block_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Keys and values of one block in all layers."""
-    token_values = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    token_values = model.kv_planes * model.num_layers * model.num_kv_heads * model.head_dim
     return token_values * config.block_size * ITEM_BYTES[config.dtype]
 
 
@@ -47,8 +47,8 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) ->
     asked = config.max_model_len
     if asked is None:
         return min(model.max_model_len, room)
-    if not 2 <= asked <= model.max_model_len:
-        raise ValueError(f"max_model_len {asked} is outside the model's 2..{model.max_model_len}")
+    if not 2 <= asked <= model.longest:
+        raise ValueError(f"max_model_len {asked} is outside the model's 2..{model.longest}")
     if asked > room:
         raise ValueError(
             f"max_model_len {asked} does not fit the KV cache of {room} tokens (kv_cache_bytes {config.kv_cache_bytes})"
@@ -63,9 +63,11 @@ def kv_layout(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
         "version": LAYOUT_VERSION,
         "model_type": model.model_type,
         "layers": model.num_layers,
+        "planes": model.kv_planes,
         "kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
         "dtype": config.dtype,
+        "quantization": config.quantization or "none",
         "block_size": config.block_size,
         "weights": checkpoint.digest,
     }

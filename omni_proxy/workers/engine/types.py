@@ -185,6 +185,8 @@ class EngineConfig:
     """fail or recompute: what a decode leg does when its pull fails."""
     prefix_caching: bool = True
     dtype: str = "float32"
+    quantization: str | None = None
+    """int8 keeps the matrices in 8 bits, quantised at load; None keeps what the checkpoint holds."""
     threads: int | None = None
     expert_parallel: int = 1
     """Processes that share the experts; 1 keeps them all in this one."""

@@ -83,11 +83,14 @@ def check_config(config: EngineConfig) -> None:
         raise ValueError(
             f"max_num_seqs {config.max_num_seqs} exceeds max_num_batched_tokens {config.max_num_batched_tokens}"
         )
+    if config.quantization is not None and config.expert_parallel > 1:
+        raise ValueError("quantization is not supported with expert_parallel")
     choices = {
         "role": ("prefill", "decode", "mixed"),
         "kv_load_failure_policy": ("fail", "recompute"),
         "dtype": ("float32", "bfloat16"),
+        "quantization": (None, "int8"),
     }
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}")
+            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}")

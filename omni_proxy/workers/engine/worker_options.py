@@ -8,10 +8,11 @@ from typing import Final
 
 from omni_proxy.workers.engine.types import DEFAULT_LEASE_S, EngineConfig
 
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+_CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
     "role": ("prefill", "decode", "mixed"),
     "kv_load_failure_policy": ("fail", "recompute"),
     "dtype": ("float32", "bfloat16"),
+    "quantization": (None, "int8"),
     "log_level": ("debug", "info", "warning", "error", "critical"),
 }
 
@@ -35,6 +36,7 @@ class WorkerOptions:
     kv_lease_s: float = DEFAULT_LEASE_S
     kv_load_failure_policy: str = "fail"
     dtype: str = "float32"
+    quantization: str | None = None
     threads: int = 1
     expert_parallel: int = 1
     expert_redundancy: int | None = None
@@ -66,6 +68,7 @@ class WorkerOptions:
             kv_lease_s=self.kv_lease_s,
             kv_load_failure_policy=self.kv_load_failure_policy,
             dtype=self.dtype,
+            quantization=self.quantization,
             threads=self.threads,
             expert_parallel=self.expert_parallel,
             expert_redundancy=self.expert_redundancy,
@@ -76,7 +79,7 @@ class WorkerOptions:
         """The first option that makes no worker, in words; None if all are fine. Sizes are the engine's to check."""
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
-                return f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}"
+                return f"{name} must be one of {', '.join(map(str, known))}; got {getattr(self, name)!r}"
         for name in ("port", "side_channel_port", "kv_events_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 return f"{name} must be in 0..65535; got {getattr(self, name)}"

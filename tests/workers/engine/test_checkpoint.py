@@ -48,7 +48,7 @@ def test_the_config_says_what_transformers_wrote(checkpoints: dict[str, Path]) -
     config = load_checkpoint(checkpoints["untied"]).config
     assert (config.num_experts, config.top_k, config.head_dim) == (5, 3, 24)
     assert config.sparse_layers == {0, 2}
-    assert (config.rope_theta, config.norm_topk_prob) == (5e5, False)
+    assert (config.rope_theta, config.routing.renormalise) == (5e5, False)
     assert config.eos_token_ids == {7}
 
 
@@ -160,17 +160,28 @@ def test_a_missing_shard_and_a_false_index_are_named(write_checkpoint: Callable[
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"model_type": "llama"}, "model_type 'llama' is not supported (supported: qwen3_moe)"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported (supported: PanguProMoE, deepseek_v2,"),
+        ({"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"attention_bias": True}, "attention_bias is not supported"),
+        ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
+        ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"model_type": "olmoe", "attention_bias": True}, "attention_bias is not supported"),
+        ({"model_type": "deepseek_v3"}, "kv_lora_rank is missing"),
+        (
+            {"model_type": "deepseek_v2", "norm_topk_prob": False, "topk_method": "best"},
+            "topk_method 'best' is not supported",
+        ),
+        ({"model_type": "PanguProMoE", "num_experts_per_tok": 3}, "8 experts do not divide into 3 groups"),
         ({"use_sliding_window": True}, "use_sliding_window is not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_type 'linear' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "su"}}, "rope_type 'su' is not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a positive number, got 0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta must be a positive number"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds 8 experts"),

@@ -13,7 +13,7 @@ import torch
 import omni_kernels as ops
 import omni_proxy.workers
 from omni_proxy.workers.engine.checkpoint import load_checkpoint
-from omni_proxy.workers.engine.model import Batch, Qwen3Moe
+from omni_proxy.workers.engine.model import Batch, DecoderModel
 from tests.workers.engine.helpers import prompt
 
 SIZE = 4
@@ -25,13 +25,11 @@ class Paged:
     """A model with a cache in which each sequence has scattered blocks."""
 
     def __init__(self, folder: Path, sequences: int, length: int, **changes: Any) -> None:
-        self.model = Qwen3Moe(load_checkpoint(folder, **changes), 256)
-        config = self.model.config
+        self.model = DecoderModel(load_checkpoint(folder, **changes), 256)
         need = -(-length // SIZE)
         order = torch.randperm(sequences * need, generator=torch.Generator().manual_seed(0)).tolist()
         self.tables = [order[i * need : (i + 1) * need] for i in range(sequences)]
-        shape = (config.num_layers, 2, len(order), SIZE, config.num_kv_heads, config.head_dim)
-        self.kv = torch.zeros(shape, dtype=self.model.dtype)
+        self.kv = torch.zeros(self.model.kv_shape(len(order), SIZE), dtype=self.model.dtype)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[tuple[int, int, Sequence[int]]]) -> list[torch.Tensor]:

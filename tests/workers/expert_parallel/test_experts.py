@@ -109,12 +109,12 @@ def _stacked(folder: Path, target: Path) -> Path:
 def test_bfloat16_files_are_kept_as_such(write_checkpoint: Callable[..., Path]) -> None:
     folder = write_checkpoint(torch.bfloat16)
     with ExitStack() as stack:
-        assert ExpertFiles(folder, stack).stored_dtype(0, torch.float32) is torch.bfloat16
+        assert ExpertFiles(folder, stack, "qwen3_moe").stored_dtype(0, torch.float32) is torch.bfloat16
 
 
 def test_missing_files_and_tensors_are_named(tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        ExpertFiles(tmp_path, stack)
+        ExpertFiles(tmp_path, stack, "qwen3_moe")
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with ExitStack() as stack, pytest.raises(CheckpointError, match="is missing"):
-        ExpertFiles(tmp_path, stack).expert(0, 0, torch.float32)
+        ExpertFiles(tmp_path, stack, "qwen3_moe").expert(0, 0, torch.float32)

@@ -10,24 +10,27 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from omni_proxy.workers.engine.architectures.registry import ARCHITECTURES
 from omni_proxy.workers.engine.checkpoint import CheckpointError
 from omni_proxy.workers.engine.expert_parallel.experts import ExpertSlots, Pair
 from omni_proxy.workers.engine.hf_config import ModelConfig, read_json
 
 
 class ExpertFiles:
-    """The safetensors files of a folder, opened."""
+    """The safetensors files of a folder, opened; tensors go by their canonical names."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, model_type: str) -> None:
         index = folder / "model.safetensors.index.json"
         names = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-        self._where: dict[str, Any] = {}
+        canonical = ARCHITECTURES[model_type].canonical
+        self._where: dict[str, tuple[Any, str]] = {}
+        """File, and the tensor's name there."""
         for name in sorted(names):
             try:
                 file = stack.enter_context(safe_open(folder / name, framework="pt"))
             except Exception as exc:
                 raise CheckpointError(f"{folder / name}: cannot be read: {exc}") from exc
-            self._where.update(dict.fromkeys(file.keys(), file))
+            self._where.update({canonical(at): (file, at) for at in file.keys()})  # noqa: SIM118 - not a dict
 
     def stored_dtype(self, layer: int, dtype: torch.dtype) -> torch.dtype:
         """What keeps the file's values exactly in the fewest bytes, for computing in `dtype`; the same on all ranks."""
@@ -35,25 +38,32 @@ class ExpertFiles:
         name = prefix + "gate_up_proj" if prefix + "gate_up_proj" in self._where else prefix + "0.gate_proj.weight"
         if name not in self._where:
             raise CheckpointError(f"tensor {name} is missing")
-        return torch.bfloat16 if self._where[name].get_slice(name).get_dtype() == "BF16" else dtype
+        file, at = self._where[name]
+        return torch.bfloat16 if file.get_slice(at).get_dtype() == "BF16" else dtype
 
     def expert(self, layer: int, expert: int, dtype: torch.dtype) -> Pair:
         """Weights of one expert; `layer` counts all layers of the model."""
         prefix = f"model.layers.{layer}.mlp.experts."
         if prefix + "gate_up_proj" in self._where:
-            parts = [self._slice(prefix + name, expert) for name in ("gate_up_proj", "down_proj")]
-            return parts[0].to(dtype), parts[1].to(dtype)
-        gate, up, down = (self._tensor(f"{prefix}{expert}.{name}_proj.weight") for name in ("gate", "up", "down"))
-        return torch.cat([gate, up]).to(dtype), down.to(dtype)
+            w13, down = (self._slice(prefix + name, expert) for name in ("gate_up_proj", "down_proj"))
+        else:
+            gate, up, down = (self._tensor(f"{prefix}{expert}.{name}_proj.weight") for name in ("gate", "up", "down"))
+            w13 = torch.cat([gate, up])
+        scale = f"model.layers.{layer}.mlp.router_scale"
+        if scale in self._where:
+            down = down * self._tensor(scale).flatten()[expert]
+        return w13.to(dtype), down.to(dtype)
 
     def _tensor(self, name: str) -> torch.Tensor:
         if name not in self._where:
             raise CheckpointError(f"tensor {name} is missing")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        file, at = self._where[name]
+        tensor: torch.Tensor = file.get_tensor(at)
         return tensor
 
     def _slice(self, name: str, index: int) -> torch.Tensor:
-        tensor: torch.Tensor = self._where[name].get_slice(name)[index]
+        file, at = self._where[name]
+        tensor: torch.Tensor = file.get_slice(at)[index]
         return tensor
 
 
@@ -61,7 +71,7 @@ def load_slots(folder: Path, config: ModelConfig, held: Sequence[Sequence[int]],
     """The slots of one rank: `held[n][slot]` is the expert (or -1) in a slot of the n-th MoE layer."""
     wide, hidden = config.moe_intermediate_size, config.hidden_size
     with ExitStack() as stack:
-        files = ExpertFiles(folder, stack)
+        files = ExpertFiles(folder, stack, config.model_type)
         stored = files.stored_dtype(min(config.sparse_layers), dtype)
         slots = ExpertSlots(len(held), len(held[0]), wide, hidden, dtype, stored)
         for nth, slot, layer, expert in _wanted(config, held):
