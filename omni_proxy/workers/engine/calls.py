@@ -210,7 +210,7 @@ class CallBuilder:
         return Choice(
             index=index,
             request=request,
-            detokenizer=self.tokenizer.detokenizer(body.skip_special_tokens is not False),
+            detokenizer=self.tokenizer.detokenizer(body.skip_special_tokens is not False, token_ids),
             stops=StopStrings(body.stops(), include_stop),
             include_stop=include_stop,
         )

@@ -47,6 +47,8 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     handoff: Handoff | None = None
+    unshown: str = ""
+    """Text that waits for the rest of its token."""
 
     @property
     def text(self) -> str:
@@ -54,16 +56,23 @@ class Choice:
         return "".join(self.texts)
 
     def feed(self, output: Output) -> Delta:
-        """Take one output of the engine; a stop string may end the choice before the engine does."""
+        """Take one output of the engine; a stop string may end the choice before the engine does.
+
+        Text and tokens stay in step: a delta with text brings the text to the end of its tokens, so that somebody else
+        can go on from them. What an unfinished character or a possible stop string holds up waits with its token.
+        """
         delta = Delta(self.index, error=output.error)
         shown = [self._token(output, at, delta) for at in range(len(output.token_ids))]
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if output.finish_reason is not None and self.stops.matched is None:
             shown.append(self._end(output))
-        delta.text = "".join(shown)
+        delta.text = self.unshown + "".join(shown)
+        self.unshown = ""
         if self.stops.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, self.stops.matched
         delta.finish_reason, delta.stop_reason = self.finish_reason, self.stop_reason
+        if self.finish_reason is None and (self.detokenizer.holds or self.stops.holds):
+            self.unshown, delta.text = delta.text, ""
         delta.offset, delta.total_tokens = self.shown_chars, len(self.token_ids)
         self.shown_chars += len(delta.text)
         self.texts.append(delta.text)

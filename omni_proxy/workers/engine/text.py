@@ -18,6 +18,8 @@ from tokenizers import Tokenizer
 from omni_proxy.prompts.text_tokenizer import encode, load_tokenizer
 
 _REPLACEMENT: Final = "\ufffd"
+_CONTEXT_TOKENS: Final = 5
+"""So many tokens before a token decide its text, at most."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -41,6 +43,11 @@ class Detokenizer(Protocol):
 
     def finish(self) -> str:
         """What is left at the end: replacement characters for bytes that never became a character."""
+        ...
+
+    @property
+    def holds(self) -> bool:
+        """Has a token come whose text has not been returned whole?"""
         ...
 
 
@@ -84,12 +91,12 @@ class ModelTokenizer:
         """One token alone as text; incomplete characters show as replacement characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokeniser for one answer."""
+    def detokenizer(self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A detokeniser for one answer; the end of its prompt decides whether it begins with a space."""
         skip = self.special_ids if skip_special_tokens else frozenset()
         if self._byte_level:
             return _ByteDetokenizer(self, skip)
-        return _WindowDetokenizer(self, skip)
+        return _WindowDetokenizer(self, skip, prompt[-_CONTEXT_TOKENS:])
 
     def _find_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
@@ -119,6 +126,10 @@ class _ByteDetokenizer:
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
 
+    @property
+    def holds(self) -> bool:
+        return self._utf8.getstate()[0] != b""
+
 
 class _WindowDetokenizer:
     """For tokenizers whose text depends on neighbours (SentencePiece): decode a short window, take what is new.
@@ -127,12 +138,12 @@ class _WindowDetokenizer:
               ^from     ^seen
     """
 
-    def __init__(self, tokenizer: ModelTokenizer, skip: frozenset[int]) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, skip: frozenset[int], context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._skip = skip
-        self._ids: list[int] = []
+        self._ids = [token for token in context if token not in skip]
         self._from = 0
-        self._seen = 0
+        self._seen = len(self._ids)
 
     def push(self, token_id: int) -> str:
         if token_id in self._skip:
@@ -142,6 +153,10 @@ class _WindowDetokenizer:
 
     def finish(self) -> str:
         return self._take(final=True)
+
+    @property
+    def holds(self) -> bool:
+        return self._seen < len(self._ids)
 
     def _take(self, final: bool) -> str:
         old = self._text(self._from, self._seen)
@@ -178,6 +193,11 @@ class StopStrings:
         keep = self._longest_start(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
+
+    @property
+    def holds(self) -> bool:
+        """Is there text that may still become a stop string?"""
+        return self._held != ""
 
     def flush(self) -> str:
         """What was held back, when the text ends without a stop string."""

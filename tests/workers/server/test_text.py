@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from omni_proxy.prompts.text_tokenizer import TokenizerError
+from omni_proxy.workers.engine.choice import Choice
 from omni_proxy.workers.engine.text import ModelTokenizer, StopStrings
+from omni_proxy.workers.engine.types import EngineRequest, FinishReason, Output, SamplingParams
 from tests.workers.server.conftest import CORPUS, make_tokenizer
 
 BYTE_LEVEL = ModelTokenizer(make_tokenizer())
@@ -54,6 +56,36 @@ def test_sentencepiece_text_equals_the_whole_decode(text: str) -> None:
     tokens = METASPACE.encode(text, False)
     parts = pieces(METASPACE, tokens, skip=False)
     assert "".join(parts) == METASPACE.decode(tokens, False)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE])
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"])), stop=st.sampled_from([(), ("ab", "bca")]))
+def test_an_answer_can_be_continued_from_the_tokens_of_any_delta_with_text(
+    tokenizer: ModelTokenizer, text: str, stop: tuple[str, ...]
+) -> None:
+    """By a worker that has the prompt and these tokens for its prompt, and never saw the text."""
+    prompt = tokenizer.encode("some prompt", False)
+    tokens = [t for t in tokenizer.encode("x" + text + "abab bcbca", False) if t not in tokenizer.special_ids]
+    whole = _stream(tokenizer, prompt, tokens, ())
+    shown = ""
+    *before_the_last, _ = _stream(tokenizer, prompt, tokens, stop)
+    for count, part in enumerate(before_the_last, 1):
+        shown += part
+        if part:
+            rest = _stream(tokenizer, prompt + tokens[:count], tokens[count:], ())
+            assert shown + "".join(rest) == "".join(whole)
+
+
+def _stream(tokenizer: ModelTokenizer, prompt: list[int], tokens: list[int], stop: tuple[str, ...]) -> list[str]:
+    request = EngineRequest("r", tuple(prompt), SamplingParams(max_tokens=len(tokens) + 1))
+    choice = Choice(0, request, tokenizer.detokenizer(True, prompt), StopStrings(stop))
+    parts = []
+    for at, token in enumerate(tokens):
+        end = FinishReason.LENGTH if at == len(tokens) - 1 else None
+        parts.append(choice.feed(Output("r", (token,), finish_reason=end)).text)
+        if choice.finish_reason is not None:
+            break
+    return parts
 
 
 def test_unfinished_characters_show_only_at_the_end() -> None:
