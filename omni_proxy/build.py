@@ -20,8 +20,9 @@ from prometheus_client import CollectorRegistry
 from omni_proxy.api.app import create_app
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
+from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
-from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Worker
+from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Model, Worker
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver
 from omni_proxy.errors import Rejected
@@ -41,7 +42,7 @@ from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
-from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
+from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
 from omni_proxy.workers.kv_events import KvEvents
 from omni_proxy.workers.kv_sources import sources_of
 from omni_proxy.workers.membership import Membership, client_files
@@ -54,9 +55,11 @@ logger = logging.getLogger(__name__)
 def core_settings(config: Config) -> CoreSettings:
     """The core's share of a config."""
     limits = config.limits
-    scheduling = config.scheduling.model_dump()
+    scheduling = config.scheduling.model_dump() | {"order": config.scheduling.order.value}
+    modes = {m.name: m.schedule_mode.value for m in config.models if m.schedule_mode is not None}
+    below = {m.name: m.aggregate_below_tokens for m in config.models if m.aggregate_below_tokens is not None}
     return CoreSettings(
-        scheduling=SchedulingSettings(**{**scheduling, "order": config.scheduling.order.value}),
+        scheduling=SchedulingSettings(**scheduling, model_modes=modes, model_aggregate_below_tokens=below),
         schedule_mode=config.schedule_mode.mode,
         prefix_aware=config.kv_cache_policy is KvCachePolicy.APC,
         queue_timeout_s=limits.queue_timeout_s,
@@ -77,6 +80,7 @@ class Scheduling:
 
     def __init__(self, config: Config) -> None:
         self.draining = False
+        self._aliases = _served(config).aliases()
         self._leaving: set[asyncio.Task[None]] = set()
         self.core = core = Core(core_settings(config))
         self.timelines = Timelines(config.timelines)
@@ -99,6 +103,7 @@ class Scheduling:
     def configure(self, config: Config) -> None:
         """Use another config: limits, members and how they are probed. Who has to leave drains first."""
         self.core.reconfigure(core_settings(config))
+        self._aliases = _served(config).aliases()
         self.membership.probe_as(config.health)
         for name in self.membership.set(config.workers):
             task = asyncio.create_task(self._remove_when_idle(name), name=f"drain {name}")
@@ -143,7 +148,7 @@ class Scheduling:
         return time.time() - self.driver.now()
 
     def models(self) -> list[bytes]:
-        return self.membership.models()
+        return with_aliases(self.membership.models(), self._aliases)
 
     def workers(self) -> list[WorkerLoad]:
         return list(self.core.workers())
@@ -171,7 +176,8 @@ class Front:
         self._count_rejected = rejected
         self._log = _access_log(config)
         self._counter = _token_counter(config, post)
-        self.edge = Edge(post, self.upstreams, self._counter, _edge_limits(config), self._closed, self._rejected)
+        limits, served = _edge_limits(config), _served(config)
+        self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
@@ -192,6 +198,7 @@ class Front:
         self._config = config
         self.upstreams.configure(*_connections(config))
         self.edge.limit(_edge_limits(config))
+        self.edge.serve(_served(config))
         self._server.configure(config)
 
     def _change_log(self, config: Config) -> None:
@@ -325,15 +332,37 @@ def check_worker_tls(config: Config) -> None:
             raise ConfigError(f"worker {worker.name}: tls: {exc}") from exc
 
 
-def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounter | None:
-    path = config.model.path
-    if path is None or config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
+def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounters | None:
+    """A counter for each model that has a folder; one for all others, if they have."""
+    if config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
+        return None
+    named = [(name, _one_counter(m, f"model {m.name}", post)) for m in config.models for name in (m.name, *m.adapters)]
+    counters = {name: counter for name, counter in named if counter is not None}
+    others = _one_counter(config.model, "model", post)
+    return TokenCounters(counters, others) if counters or others else None
+
+
+def _one_counter(model: Model, place: str, post: Callable[[Event], None]) -> TokenCounter | None:
+    if model.path is None:
         return None
     try:
-        tokenizer = PromptTokenizer.load(path, frozenset(config.model.adapters))
-        return TokenCounter(tokenizer, post, config.model.send_token_ids)
+        tokenizer = PromptTokenizer.load(model.path, frozenset(model.adapters))
+        return TokenCounter(tokenizer, post, model.send_token_ids)
     except (TokenizerError, ChatTemplateError) as exc:
-        raise ConfigError(f"model.path: {exc}") from exc
+        raise ConfigError(f"{place}.path: {exc}") from exc
+
+
+def _served(config: Config) -> ServedModels:
+    """The models as clients see them; an adapter is a model of its own."""
+    models: list[ServedModel] = []
+    for m in config.models:
+        thinking = m.thinking
+        for name in (m.name, *m.adapters):
+            aliases = m.aliases if name == m.name else ()
+            models.append(
+                ServedModel(name, aliases, m.priority, thinking.default, thinking.budget_tokens, m.path is not None)
+            )
+    return ServedModels(models, config.model.path is not None)
 
 
 def _ending(exchange: Exchange, error: str | None) -> Ending:

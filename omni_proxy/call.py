@@ -135,6 +135,10 @@ class Call(Struct):
     """The client asked for usage in its stream."""
     prompts: int = 1
     samples: int = 1
+    asked: str = ""
+    """What the client called the model, where that was looked up."""
+    thinking: bool = False
+    """The model should think before it answers: such answers are long."""
     whole: bool = False
     """Must be computed by one worker: several answers, or an answer about the prompt itself."""
     whole_because: str | None = None

@@ -5,6 +5,7 @@ Load, validate (also across fields), then never write again. Every error names i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -154,6 +155,9 @@ class WorkerKvEvents(_Model):
         return self
 
 
+ModelName = Annotated[str, Field(min_length=1)]
+
+
 class Worker(_Model):
     """One inference worker. What is left out is asked of the worker itself or taken from its connector."""
 
@@ -161,7 +165,8 @@ class Worker(_Model):
     url: WorkerUrl
     role: Role
     connector: ConnectorName = ConnectorName.VLLM_NIXL
-    models: tuple[str, ...] | None = None
+    models: tuple[ModelName, ...] | dict[ModelName, ModelName] | None = None
+    """What it serves: names, or the gateway's names with the worker's own behind them."""
     group: str = ""
     max_seqs: Annotated[int, Field(ge=1)] = 32
     max_batch_tokens: Annotated[int, Field(ge=1)] = 32_000
@@ -181,6 +186,11 @@ class Worker(_Model):
     """SGLang's bootstrap server on a prefill worker."""
     kv_events: WorkerKvEvents = WorkerKvEvents()
 
+    @property
+    def model_names(self) -> Mapping[str, str]:
+        """What it calls the models, where a name for that is given."""
+        return self.models if isinstance(self.models, dict) else {}
+
     @model_validator(mode="after")
     def _tls_needs_https(self) -> Self:
         if self.tls is not None and not self.url.startswith("https:"):
@@ -196,6 +206,31 @@ class Model(_Model):
     """Names under which LoRA adapters of it are served: their prompts share no KV with those of others."""
     send_token_ids: bool = False
     """Workers get token ids instead of text where their protocol has a place for them; the folder must be theirs."""
+
+
+class Thinking(_Model):
+    """Requests in which the model thinks before it answers; the lengths of their answers are predicted apart."""
+
+    default: bool = False
+    """Does it think where a request says nothing about that?"""
+    budget_tokens: dict[str, Annotated[int, Field(ge=0)]] = {}
+    """`thinking_token_budget` for requests that name none, by `reasoning_effort`; `default` where there is none."""
+
+
+class ServedModel(Model):
+    """One of several models of a gateway, or other names of one."""
+
+    name: ModelName
+    """By which its workers are found."""
+    aliases: tuple[ModelName, ...] = ()
+    """Other names that clients may use; answers say what the client said."""
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] = 0
+    """Added to that of each request."""
+    schedule_mode: ScheduleMode | None = None
+    """None: as for all."""
+    aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = None
+    """As in `scheduling`; None: as there."""
+    thinking: Thinking = Thinking()
 
 
 class Limits(_Model):
@@ -302,6 +337,8 @@ class Config(_Model):
     schedule_mode: ScheduleMode = ScheduleMode.AUTO
     kv_cache_policy: KvCachePolicy = KvCachePolicy.APC
     model: Model = Model()
+    """Of every model that `models` does not name."""
+    models: tuple[ServedModel, ...] = ()
     workers: tuple[Worker, ...] = ()
     limits: Limits = Limits()
     scheduling: Scheduling = Scheduling()
@@ -321,6 +358,14 @@ class Config(_Model):
             doubled = sorted({v for v in values if values.count(v) > 1})
             if doubled:
                 raise ValueError(f"two workers have the same {what}: {', '.join(doubled)}")
+        return self
+
+    @model_validator(mode="after")
+    def _models_are_distinct(self) -> Self:
+        names = [name for m in self.models for name in (m.name, *m.aliases, *m.adapters)]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"models: two have the same name: {', '.join(doubled)}")
         return self
 
 

@@ -153,6 +153,8 @@ class RequestSpec(Struct, frozen=True):
     tenant: str = ""
     whole: bool = False
     """One worker must do it all: several answers of one prompt, several prompts, or an answer about the prompt."""
+    thinking: bool = False
+    """The answer begins with thoughts; its length is predicted with those of its like."""
     session: str = ""
     """The client's `x-session-id`: its requests belong together."""
     ttft_target_s: float | None = None

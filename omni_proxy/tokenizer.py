@@ -165,3 +165,23 @@ class TokenCounter:
             self._post(Tokenized(rid, None))
         else:
             self._post(Tokenized(rid, tokens.count, tokens.keys))
+
+
+class TokenCounters:
+    """Counters by model; `others` for the models that are not named."""
+
+    def __init__(self, by_model: Mapping[str, TokenCounter], others: TokenCounter | None) -> None:
+        self._by_model = by_model
+        self._others = others
+
+    def __call__(self, rid: str, call: Call) -> None:
+        """Read a prompt of a model that has a counter."""
+        counter = self._by_model.get(call.model, self._others)
+        assert counter is not None
+        counter(rid, call)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        for counter in {*self._by_model.values(), self._others}:
+            if counter is not None:
+                counter.close()

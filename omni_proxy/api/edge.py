@@ -16,10 +16,12 @@ from typing import Final, Protocol, assert_never
 
 import msgspec
 
-from omni_proxy.api.exchange import ClientSide, Exchange
+from omni_proxy.api.exchange import ClientSide, Exchange, renames
+from omni_proxy.api.hot import HotRequest, read_call
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
-from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, append_fields, encode_fields
-from omni_proxy.errors import Rejected
+from omni_proxy.api.served import ServedModels
+from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, append_fields, encode_fields, form_with_model
+from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import (
     Abort,
     Cancelled,
@@ -74,6 +76,7 @@ class Edge:
         on_closed: Callable[[Exchange, Close], None],
         on_rejected: Callable[[Exchange, Rejected], None],
         prefix: str = "",
+        served: ServedModels | None = None,
     ) -> None:
         self.post = post
         self.exchanges: dict[str, Exchange] = {}
@@ -81,6 +84,7 @@ class Edge:
         """In front of every rid of this process, so that fronts never collide."""
         self._upstreams = upstreams
         self._count_tokens = count_tokens
+        self._served = ServedModels(others_counted=True) if served is None else served
         self._limits = limits
         self._on_closed = on_closed
         self._on_rejected = on_rejected
@@ -92,9 +96,28 @@ class Edge:
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def counts_tokens(self) -> bool:
-        return self._count_tokens is not None
+    def counts_tokens(self, model: str) -> bool:
+        """Are prompts of this model tokenised before anything else?"""
+        return self._count_tokens is not None and self._served.counted(model)
+
+    def serve(self, served: ServedModels) -> None:
+        """Use other names of models from now on."""
+        self._served = served
+
+    def read(self, hot: HotRequest, body: bytes) -> Call:
+        """What a client asks. Raises Rejected."""
+        call = read_call(hot, body)
+        if not call.model:
+            call.model = self._only_model()
+        self._served.take(call)
+        return call
+
+    def _only_model(self) -> str:
+        """The model that is meant by a request which names none (`/tokenize` may)."""
+        names = {name for upstream in self._upstreams.values() for name in upstream.member.models}
+        if len(names) != 1:
+            raise Rejected(ErrorCode.INVALID_VALUE, "'model' is required.", "model")
+        return names.pop()
 
     def limit(self, limits: EdgeLimits) -> None:
         """Use other time limits from now on, also for what runs."""
@@ -178,7 +201,7 @@ class Edge:
             exchange.room = self._random.getrandbits(63)
         connector = upstream.connector
         pair = self._pair(exchange, upstream, self._upstreams.get(peer) if peer is not None else None)
-        call = _for_worker(exchange.call, connector)
+        call = _for_worker(exchange.call, connector, upstream.name_of(exchange.call.model))
         leg = PrefillLeg(exchange, lease, self.post, self._loop, connector)
         if pair.together and connector.order is Order.DECODE_FIRST:
             self._let_ask(exchange, connector.request_id(pair))
@@ -207,7 +230,9 @@ class Edge:
         pair = self._pair(exchange, prefill, upstream)
         extra = connector.decode_fields(call, pair, exchange.handoff)
         forced = call.stream and not call.wants_usage and call.path in _USAGE_ON_DEMAND
-        call = _for_worker(call, connector)
+        name = upstream.name_of(call.model)
+        exchange.renames = renames(name, call.asked)
+        call = _for_worker(call, connector, name)
         if forced:
             extra = [*extra, _forced_usage(call)]
         body = call.body if call.form else append_fields(call, extra)
@@ -336,12 +361,19 @@ def _park(leg: Leg, send: Callable[[msgspec.Raw | None], None]) -> None:
     leg.exchange.legs[leg.lease.attempt] = leg
 
 
-def _for_worker(call: Call, connector: Connector) -> Call:
-    """The call as a worker gets it: with token ids where they are known and it takes them."""
+def _for_worker(call: Call, connector: Connector, name: str = "") -> Call:
+    """The call as a worker gets it: the model by its name there, token ids where they are known and it takes them."""
     field = connector.ids_fields.get(call.path) if call.token_ids else None
-    if field is None:
+    renamed = call.asked != "" and call.asked != name
+    if field is None and not renamed:
         return call
-    fields = {**call.fields, field: msgspec.Raw(call.token_ids)}
+    if call.form:
+        return msgspec.structs.replace(call, body=form_with_model(call.body, name))
+    fields = dict(call.fields)
+    if renamed:
+        fields["model"] = msgspec.Raw(msgspec.json.encode(name))
+    if field is not None:
+        fields[field] = msgspec.Raw(call.token_ids)
     return msgspec.structs.replace(call, fields=fields, tampered=True)
 
 

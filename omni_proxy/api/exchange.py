@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from msgspec import Raw
 
 from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head
@@ -77,6 +78,7 @@ class Exchange:
         "peer",
         "prefill_cached",
         "prefill_pending",
+        "renames",
         "request_id",
         "rid",
         "room",
@@ -104,6 +106,8 @@ class Exchange:
         self.path = b""
         self.peer = client.peer
         self.user_agent = b""
+        self.renames: tuple[bytes, ...] = ()
+        """What the worker calls the model and what the client does, in pairs, where these are not the same."""
         self.room = 0
         self.ask_id = b""
         """The id by which D may ask for its prefill; empty where it does not."""
@@ -138,6 +142,8 @@ class Exchange:
         if self.client is None:
             return
         self.status = status
+        if self.renames and status == 200:
+            body = renamed(body, self.renames)
         self.bytes_out = len(body)
         framing = b"content-length: %d\r\n" % len(body)
         self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive) + body)
@@ -162,6 +168,8 @@ class Exchange:
     def send(self, data: bytes) -> None:
         """Send a part of the stream."""
         if self.client is not None and data:
+            if self.renames:
+                data = renamed(data, self.renames)
             self.bytes_out += len(data)
             self.client.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
@@ -203,6 +211,27 @@ class Exchange:
             event = error_event(close.error or ErrorCode.INTERNAL, close.detail)
             self.send(b"\n\n" + event if self.mid_event else event)
         client.abort()
+
+
+def renames(theirs: str, asked: str) -> tuple[bytes, ...]:
+    """The field `model` as a worker writes it and as the client knows it, for each way of writing; none where equal."""
+    if not asked or theirs == asked:
+        return ()
+    old, new = msgspec.json.encode(theirs), msgspec.json.encode(asked)
+    pairs: list[bytes] = []
+    for key in (b'"model":', b'"model": '):
+        pairs += [key + old, key + new]
+    return tuple(pairs)
+
+
+def renamed(data: bytes, pairs: tuple[bytes, ...]) -> bytes:
+    """Whole events, or a whole answer, with the client's name of the model.
+
+    Inside JSON text quotes are escaped: no text that a model writes can look like the field.
+    """
+    for at in range(0, len(pairs), 2):
+        data = data.replace(pairs[at], pairs[at + 1])
+    return data
 
 
 def _param_of(code: ErrorCode, call: Call) -> str | None:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from omni_proxy.api.edge import Edge
-from omni_proxy.api.hot import HotRequest, clean_id, forwarded, read_call, request_spec
+from omni_proxy.api.hot import HotRequest, clean_id, forwarded, request_spec
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
@@ -251,7 +251,7 @@ class FrontProtocol(HttpToolsProtocol):
         exchange.path = hot.path
         exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer)
         try:
-            call = read_call(hot, body)
+            call = self._edge.read(hot, body)
         except Rejected as exc:
             self._edge.reject(exchange, exc)
             return
@@ -259,7 +259,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._edge.add(exchange)
         if self.flow.write_paused:
             self._edge.client_slow(exchange)  # it has not taken the answers before this one
-        exchange.spec = spec = request_spec(exchange, call, len(body), self._edge.counts_tokens)
+        exchange.spec = spec = request_spec(exchange, call, len(body), self._edge.counts_tokens(call.model))
         self._edge.post(Arrived(exchange.rid, spec))
 
     # ------------------------------------------------------------- the exchange's client

@@ -163,6 +163,7 @@ def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool)
         priority=call.priority,
         tokenize=counts_tokens and call.path in GENERATING,
         whole=call.whole,
+        thinking=call.thinking,
         external_id=exchange.request_id.decode(),
         session=session_of(exchange.forward),
         tenant=tenant_of(exchange.forward),

@@ -49,7 +49,7 @@ class Board:
         self.learner: CacheLearner = caches or NoLearner()
         self.homes = Homes() if settings.prefix_aware else None
         self.ledger = Ledger(settings.max_fails, settings.fail_timeout_s)
-        self.pools = Pools(self.ledger, settings.schedule_mode)
+        self.pools = Pools(self.ledger, settings.schedule_mode, settings.scheduling.model_modes)
         self.planner = Planner(self.ledger, self.pools, settings.scheduling, self.index, self.homes)
         self.requests: dict[str, Request] = {}
         self.effects: list[Effect] = []

@@ -14,6 +14,7 @@ from omni_proxy.scheduler.lengths import Lengths
 
 _SMOOTHING: Final = 0.05
 _LONGEST_HANDOFF_S: Final = 10.0
+_THINKING: Final = "\0thinking"
 
 
 class Learning:
@@ -44,7 +45,7 @@ class Learning:
             made -= request.resumed_tokens  # others made those
         self._ledger.holder(lease).decoding.ended(lease, made, now)
         if request.completion_tokens is not None:
-            self._lengths.ended(request.spec.model, request.completion_tokens)
+            self._lengths.ended(_kind(request), request.completion_tokens)
 
     def dropped(self, lease: Lease, now: float) -> None:
         """A leg ended otherwise."""
@@ -54,8 +55,14 @@ class Learning:
 
     def answer_tokens(self, request: Request) -> int:
         """How long an answer should get."""
-        return self._lengths.expected(request.spec.model, request.spec.max_tokens)
+        return self._lengths.expected(_kind(request), request.spec.max_tokens)
 
     def kv_tokens(self, request: Request) -> int:
         """KV that the answer will need: prompt and expected output, in tokens."""
         return request.prompt_tokens + self.answer_tokens(request)
+
+
+def _kind(request: Request) -> str:
+    """Answers that are alike in length: those of one model, with thoughts before them or without."""
+    spec = request.spec
+    return spec.model + _THINKING if spec.thinking else spec.model

@@ -43,6 +43,7 @@ class Planner:
         self.decode_queue = WaitingQueue()
         self.learning = Learning(ledger)
         self._aggregate_below = settings.aggregate_below_tokens
+        self._aggregate_below_of = settings.model_aggregate_below_tokens
         self._lineup = make_lineup(settings)
         self.prefill = PrefillPlan(
             ledger,
@@ -218,6 +219,8 @@ class Planner:
         """
         pool = self.pools.of(request.spec.model)
         limit = self._aggregate_below
+        if self._aggregate_below_of:
+            limit = self._aggregate_below_of.get(request.spec.model, limit)
         if limit == 0 or pool is None or not pool.alone or self.decode_queue.waits:
             return False
         choice = self._pick_decode(request, pool.alone, now)

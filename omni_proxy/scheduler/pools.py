@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from omni_proxy.messages import Mode, Role, WorkerSpec
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
@@ -14,6 +16,7 @@ from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 Domain = tuple[str, str]
 """Group and connector: KV moves only within one."""
 
+_ALL_MODES: Final[tuple[Mode, ...]] = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
 Receivers = Mapping[Domain, tuple[WorkerLoad, ...]]
 
 
@@ -56,9 +59,14 @@ def serves(worker: WorkerLoad, model: str) -> bool:
 class Pools:
     """Pools by model, over the members of a ledger. `schedule_mode` None picks what the members can do."""
 
-    def __init__(self, ledger: Ledger, schedule_mode: Mode | None) -> None:
+    def __init__(
+        self, ledger: Ledger, schedule_mode: Mode | None, model_modes: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._ledger = ledger
-        self._modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED) if schedule_mode is None else (schedule_mode,)
+        self._usual = _ALL_MODES if schedule_mode is None else (schedule_mode,)
+        self._modes_of = {m: _ALL_MODES if mode == "auto" else (Mode(mode),) for m, mode in model_modes.items()}
+        self._modes = self._usual
+        """Those of the model whose pool is being built."""
         self._pools: dict[str, Pool | None] = {}
 
     def changed(self) -> None:
@@ -87,6 +95,7 @@ class Pools:
         members = [w for w in self._ledger if serves(w, model)]
         if not members:
             return None
+        self._modes = self._modes_of.get(model, self._usual)
         receivers = _by_domain(_able(members, Mode.SEQUENTIAL, Role.DECODE), empty=True)
         # A mode that needs backups is chosen only where no other can serve; within a mode, who is picked decides.
         mode = self._choose(_primary(_usable(members))) or self._choose(_usable(members))

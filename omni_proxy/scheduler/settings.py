@@ -29,5 +29,9 @@ class SchedulingSettings:
     """For the order `deadline`: the target of a request that names none itself."""
     work_weight: float = 2.0
     """How much a second of work counts against a second of one's own waiting: work delays those behind, too."""
+    model_modes: Mapping[str, str] = field(default_factory=dict)
+    """Modes by model, where one is not served like the others; `auto` picks."""
+    model_aggregate_below_tokens: Mapping[str, int] = field(default_factory=dict)
+    """As the next one, by model."""
     aggregate_below_tokens: int | None = 0
     """Prompts with fewer tokens to compute need no handoff; 0: every prompt is handed over; None: by predicted cost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from omni_proxy.messages import Role
 from omni_proxy.tls import ClientFiles
 
 
@@ -21,5 +22,24 @@ class Member(Struct, frozen=True):
     """Of a data-parallel rank behind the URL; None where the endpoint is one engine."""
     dp_size: int = 1
     kv_address: str = ""
+    models: tuple[str, ...] = ()
+    """The models that it serves, as far as that is known."""
+    model_names: tuple[tuple[str, str], ...] = ()
+    """Models that it knows by other names than the gateway: ours, its own."""
+    role: Role = Role.MIXED
     engine_id: str = ""
     """By which its KV connector calls itself, where it said so."""
+
+    def way(self) -> tuple[object, ...]:
+        """What makes it another worker, or another way to it."""
+        return (
+            self.url,
+            self.connector,
+            self.api_key,
+            self.bootstrap_port,
+            self.tls,
+            self.rank,
+            self.dp_size,
+            self.kv_address,
+            self.engine_id,
+        )

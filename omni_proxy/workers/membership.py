@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import httpx
 import msgspec
+from msgspec import Raw
 
 from omni_proxy.config import Health, Worker, WorkerTls
 from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerSpec, WorkerUp
@@ -63,7 +64,7 @@ class Membership:
 
     def members(self) -> tuple[Member, ...]:
         """All members as those who send requests need them."""
-        return tuple(_member(watched.config) for watched in self._members.values())
+        return tuple(_member(watched.config, watched.description) for watched in self._members.values())
 
     # ------------------------------------------------------------------ changes
 
@@ -111,6 +112,7 @@ class Membership:
             self.add(worker)
         else:
             member.config = worker
+            self._tell()
             if member.up:
                 self._tell_up(member)
             else:
@@ -148,12 +150,15 @@ class Membership:
         await self._client.aclose()
 
     def models(self) -> list[bytes]:
-        """The models of all members that are up, each once, as the JSON that a worker gave."""
-        found: dict[str, bytes] = {}
+        """The models of all members that are up, each once, as JSON with all fields that workers gave.
+
+        A model's fields are those of all workers that serve it; where they differ, those of the first.
+        """
+        found: dict[str, dict[str, Raw]] = {}
         for member in self._members.values():
-            for raw in member.description.models if member.up else ():
-                found.setdefault(msgspec.json.decode(raw, type=ModelInfo).id, raw)
-        return [found[name] for name in sorted(found)]
+            for name, fields in _listed(member.config, member.description) if member.up else ():
+                found[name] = {**fields, **found.get(name, {})}
+        return [msgspec.json.encode(found[name]) for name in sorted(found)]
 
     def _tell(self) -> None:
         members = self.members()
@@ -208,10 +213,32 @@ class Membership:
         self._post(WorkerUp(_spec(member.config, member.description)))
 
 
-def _member(worker: Worker) -> Member:
+def _member(worker: Worker, said: Description) -> Member:
     return Member(
-        worker.name, worker.url, worker.connector, worker.api_key, worker.bootstrap_port, client_files(worker)
+        worker.name,
+        worker.url,
+        worker.connector,
+        worker.api_key,
+        worker.bootstrap_port,
+        client_files(worker),
+        models=_models(worker, said),
+        model_names=tuple((ours, theirs) for ours, theirs in worker.model_names.items() if ours != theirs),
+        role=worker.role,
     )
+
+
+def _models(worker: Worker, said: Description) -> tuple[str, ...]:
+    """What it serves, by the gateway's names."""
+    return said.names if worker.models is None else tuple(worker.models)
+
+
+def _listed(worker: Worker, said: Description) -> Iterable[tuple[str, dict[str, Raw]]]:
+    """The models of a worker with their fields, by the gateway's names."""
+    theirs = {msgspec.json.decode(raw, type=ModelInfo).id: raw for raw in said.models}
+    for name in _models(worker, said):
+        raw = theirs.get(worker.model_names.get(name, name))
+        fields = {"object": Raw(b'"model"')} if raw is None else msgspec.json.decode(raw, type=dict[str, Raw])
+        yield name, {**fields, "id": Raw(msgspec.json.encode(name))}
 
 
 def client_files(worker: Worker) -> ClientFiles | None:
@@ -233,7 +260,7 @@ def _spec(worker: Worker, said: Description) -> WorkerSpec:
     return WorkerSpec(
         name=worker.name,
         role=worker.role,
-        models=worker.models if worker.models is not None else said.names,
+        models=_models(worker, said),
         modes=connector.modes,
         group=worker.group,
         connector=worker.connector,

@@ -47,6 +47,7 @@ class Upstream:
         tls = ClientTls(member.tls) if member.tls is not None else None
         self.member = member
         self.connector: Connector = CONNECTORS[member.connector]
+        self.model_names: dict[str, str] = dict(member.model_names)
         self.replaces_authorization = member.api_key is not None
         self.peer = Peer(
             member.name,
@@ -64,6 +65,15 @@ class Upstream:
         rank = b"" if member.rank is None else b"x-data-parallel-rank: %d\r\n" % member.rank
         self._plain_head = b" HTTP/1.1\r\nhost: %b\r\n%b%b" % (parts.netloc.encode(), authorization, rank)
         self._head = self._plain_head + b"content-type: application/json\r\n"
+
+    def name_of(self, model: str) -> str:
+        """What this worker calls a model."""
+        return self.model_names.get(model, model)
+
+    def describe(self, member: Member) -> None:
+        """Take over what a member serves; where it is and how to talk to it have not changed."""
+        self.member = member
+        self.model_names = dict(member.model_names)
 
     def request(self, path: bytes, forward: bytes, request_id: bytes, body: bytes, content_type: bytes = b"") -> bytes:
         """A whole request. `forward`: header lines of the client that go along; `content_type`: where not JSON."""
@@ -107,7 +117,10 @@ class Upstreams(Mapping[str, Upstream]):
         """
         wanted = {member.name: member for member in members}
         for name, upstream in list(self._upstreams.items()):
-            if wanted.get(name) != upstream.member:
+            member = wanted.get(name)
+            if member is not None and member.way() == upstream.member.way():
+                upstream.describe(member)
+            else:
                 upstream.pool.close()
                 del self._upstreams[name]
         for name, member in wanted.items():

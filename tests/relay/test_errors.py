@@ -90,7 +90,7 @@ WRONG_PLACES = [
     ("GET", CHAT, 405, "method_not_allowed", None),
     ("DELETE", "/health", 405, "method_not_allowed", None),
     ("POST", "/v1/nowhere", 404, "not_found", None),
-    ("POST", "/tokenize", 404, "not_found", None),
+    ("POST", "/collective_rpc", 404, "not_found", None),
     ("POST", "/sleep", 404, "not_found", None),
     ("GET", "/omni/requests/unknown", 404, "not_found", "request_id"),
     ("GET", "/omni/requests?limit=x", 400, "invalid_value", "limit"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from omni_proxy.messages import Mode, WorkerSpec
+from omni_proxy.messages import Mode, Role, WorkerSpec
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 from omni_proxy.scheduler.pools import Pool, Pools
 from tests.core.steps import worker
@@ -153,3 +153,15 @@ def test_backups_do_both_legs_only_where_nobody_else_does() -> None:
     assert names(pool_of("p0", "d0", backup("m1")).alone) == "d0 m1"
     assert names(pool_of("p0", backup("d0"), backup("m1")).alone) == "m1"
     assert names(pool_of("p0", backup("d0")).alone) == "d0"
+
+
+def test_a_model_may_have_a_mode_of_its_own() -> None:
+    ledger = Ledger()
+    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE), ("m", Role.MIXED)):
+        ledger.put(WorkerSpec(name, role))
+    pools = Pools(ledger, None, {"small": "aggregated"})
+    small, other = pools.of("small"), pools.of("other")
+    assert small is not None
+    assert other is not None
+    assert (small.mode, [w.name for w in small.decode]) == (Mode.AGGREGATED, ["m"])
+    assert other.mode is Mode.SEQUENTIAL
