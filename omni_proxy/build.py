@@ -8,15 +8,17 @@ by sockets (`omni_proxy.processes`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from omni_proxy.api.admin import AdminServer, create_admin_app
 from omni_proxy.api.app import create_app
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
@@ -27,7 +29,7 @@ from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver
 from omni_proxy.errors import Rejected
 from omni_proxy.lifecycle.retries import RetryPolicy
-from omni_proxy.messages import Close, Event, RequestRecord
+from omni_proxy.messages import Close, Event, RequestRecord, Role
 from omni_proxy.observe.access_log import AccessLog
 from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
@@ -43,6 +45,7 @@ from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
+from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.kv_events import KvEvents
 from omni_proxy.workers.kv_sources import sources_of
 from omni_proxy.workers.membership import Membership, client_files
@@ -99,6 +102,7 @@ class Scheduling:
         registry.register(self.metrics)
         registry.register(self.prefixes)
         self.app: FastAPI = create_app(self, registry)
+        self.admin = None if config.admin is None else AdminServer(config.admin, create_admin_app(self))
 
     def configure(self, config: Config) -> None:
         """Use another config: limits, members and how they are probed. Who has to leave drains first."""
@@ -117,6 +121,20 @@ class Scheduling:
                 self.membership.remove(name)
                 return
             await asyncio.sleep(DRAIN_LOOK_S)
+
+    def serving_admin(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Serve the admin port, if there is one, for as long as the context lasts."""
+        return contextlib.nullcontext() if self.admin is None else self.admin.serving()
+
+    async def control(
+        self, path: str, query: str, body: bytes, names: Sequence[str], role: Role | None
+    ) -> list[ControlResult] | None:
+        """Carry an operator's call to workers; None: a name is nobody's."""
+        members = self.membership.controlled()
+        if not set(names) <= {member.name for member in members}:
+            return None
+        chosen = [m for m in members if (not names or m.name in names) and role in (None, m.role)]
+        return await control(chosen, path, query, body)
 
     async def close(self) -> None:
         """No more probes, no more ticks."""
@@ -251,7 +269,8 @@ class Gateway:
             self.scheduling.membership.add(worker)
         draining = asyncio.create_task(self._drain_when(stop), name="draining")
         try:
-            await self.front.serve(sock, stop, force)
+            async with self.scheduling.serving_admin():
+                await self.front.serve(sock, stop, force)
         finally:
             draining.cancel()
             await self.scheduling.close()

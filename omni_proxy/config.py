@@ -125,6 +125,21 @@ class Listen(_Model):
     tls: ListenTls | None = None
 
 
+class Admin(_Model):
+    """Where operators connect, apart from clients."""
+
+    host: str = "127.0.0.1"
+    port: Port
+    token: Annotated[str, Field(min_length=8)] | None = None
+    """Shown as `Authorization: Bearer`; needed where others than this machine can connect."""
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Self:
+        if self.token is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(f"host {self.host} is open to others: 'token' is required")
+        return self
+
+
 def _zmq_endpoint(endpoint: str) -> str:
     host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://") or not colon or not host or host == "*" or not port.isdigit():
@@ -333,6 +348,8 @@ class Config(_Model):
     """Everything an operator may set for one gateway."""
 
     listen: Listen = Listen()
+    admin: Admin | None = None
+    """None: there is no admin port."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     schedule_mode: ScheduleMode = ScheduleMode.AUTO
     kv_cache_policy: KvCachePolicy = KvCachePolicy.APC
@@ -412,5 +429,7 @@ def effective(config: Config) -> str:
     for worker in data["workers"]:
         if worker["api_key"] is not None:
             worker["api_key"] = "***"
+    if data["admin"] is not None and data["admin"]["token"] is not None:
+        data["admin"]["token"] = "***"
     text: str = yaml.safe_dump(data, sort_keys=False)
     return text

@@ -20,6 +20,7 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     BODY_TOO_LARGE = "body_too_large"
+    UNAUTHORIZED = "unauthorized"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     QUEUE_FULL = "queue_full"
@@ -43,6 +44,8 @@ def http_status(code: ErrorCode) -> int:
             return 400
         case ErrorCode.CONTEXT_LENGTH_EXCEEDED:
             return 400
+        case ErrorCode.UNAUTHORIZED:
+            return 401
         case ErrorCode.MODEL_NOT_FOUND | ErrorCode.NOT_FOUND:
             return 404
         case ErrorCode.METHOD_NOT_ALLOWED:
@@ -69,6 +72,8 @@ def http_status(code: ErrorCode) -> int:
 
 def error_type(status: int) -> str:
     """The `type` that OpenAI clients expect beside a status."""
+    if status == 401:
+        return "authentication_error"
     if status == 404:
         return "not_found_error"
     if status == 429:

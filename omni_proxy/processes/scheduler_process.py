@@ -47,7 +47,8 @@ class SchedulerProcess:
         app = QuietServer(_app_config(self.scheduling.app, run_dir.app))
         serving = asyncio.create_task(app.serve(), name="app")
         try:
-            await stop.wait()
+            async with self.scheduling.serving_admin():
+                await stop.wait()
         finally:
             server.close()
             for link in list(self._links):

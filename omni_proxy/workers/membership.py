@@ -35,6 +35,8 @@ class _Watched:
     up: bool = False
     leaving: bool = False
     """It drains, to be removed."""
+    held: str = ""
+    """Why it gets no work although it answers; empty: it gets some."""
     description: Description = _UNKNOWN
 
 
@@ -133,6 +135,23 @@ class Membership:
             member.up = False
             self._post(WorkerDown(name, reason))
 
+    def hold(self, name: str, reason: str) -> None:
+        """Give a member no work until `let_go`, whatever its probes say."""
+        member = self._members.get(name)
+        if member is not None and not member.leaving:
+            member.held, member.up = reason, False
+            self._post(WorkerDown(name, reason))
+
+    def let_go(self, name: str) -> None:
+        """A member may be used again as soon as it answers."""
+        member = self._members.get(name)
+        if member is not None:
+            member.held = ""
+
+    def controlled(self) -> list[ControlledMember]:
+        """The members as operators' calls need them."""
+        return [ControlledMember(self, m.config, m.probe) for m in self._members.values()]
+
     def remove(self, name: str) -> None:
         """Forget a member."""
         member = self._members.pop(name, None)
@@ -183,7 +202,7 @@ class Membership:
             reason = await member.probe.fault()
             if reason is None:
                 failures = 0
-                if not member.up:
+                if not member.up and not member.held:
                     await self._welcome(member)
             else:
                 failures += 1
@@ -211,6 +230,28 @@ class Membership:
         for listener in self._described:
             listener(member.config, member.description)
         self._post(WorkerUp(_spec(member.config, member.description)))
+
+
+class ControlledMember:
+    """A member that can be called, and taken out."""
+
+    def __init__(self, membership: Membership, worker: Worker, probe: Probe) -> None:
+        self._membership = membership
+        self._probe = probe
+        self.name = worker.name
+        self.role = worker.role
+
+    async def ask(self, method: str, target: str, body: bytes, timeout_s: float) -> httpx.Response:
+        """Any question. Raises httpx.HTTPError, TlsError."""
+        return await self._probe.ask(method, target, body, timeout_s)
+
+    def hold(self, reason: str) -> None:
+        """Give it no work until `let_go`."""
+        self._membership.hold(self.name, reason)
+
+    def let_go(self) -> None:
+        """It may be used again as soon as it answers."""
+        self._membership.let_go(self.name)
 
 
 def _member(worker: Worker, said: Description) -> Member:

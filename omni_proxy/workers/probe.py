@@ -142,10 +142,18 @@ class Probe:
         return tuple(source for source in told if source.publisher == "zmq" and source.enable_kv_cache_events)
 
     async def _get(self, path: str) -> httpx.Response:
+        return await self.ask("GET", path)
+
+    async def ask(self, method: str, target: str, body: bytes = b"", timeout_s: float | None = None) -> httpx.Response:
+        """Any question, with the worker's credentials. Raises httpx.HTTPError, TlsError."""
         client = self._shared if self._files is None else await self._client(self._files)
         name = None if self._files is None else self._files.server_name
         extensions: Mapping[str, object] = {} if name is None else {"sni_hostname": name}
-        return await client.get(self._url + path, headers=self._headers, extensions=dict(extensions))
+        headers = self._headers | ({"content-type": "application/json"} if body else {})
+        timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
+        return await client.request(
+            method, self._url + target, content=body, headers=headers, extensions=dict(extensions), timeout=timeout
+        )
 
     async def _client(self, files: ClientFiles) -> httpx.AsyncClient:
         """A client that shows and trusts what the files say now."""
