@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from omni_proxy import __version__
-from omni_proxy.config import Config, ConfigError, ConnectorName, effective, load
+from omni_proxy.config import Config, ConfigError, ConnectorName, ScheduleMode, effective, load
 from omni_proxy.sim import options as sim_options
 
 EXIT_USAGE: Final = 2
@@ -81,6 +81,13 @@ def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     up.add_argument("--port", type=_port, default=8000, metavar="P", help="port to listen on (default 8000)")
     up.add_argument("--access-log", default=None, metavar="FILE", help="write an access log; - is standard output")
+    modes = [mode.value for mode in ScheduleMode]
+    up.add_argument(
+        "--schedule-mode",
+        choices=modes,
+        default=ScheduleMode.AUTO.value,
+        help="sequential: D pulls when P is done; parallel: P pushes while it computes (default auto: sequential)",
+    )
     _add_expert_parallel(up)
     up.set_defaults(run=_up)
 
@@ -253,6 +260,7 @@ def _up(options: argparse.Namespace) -> int:
             options.expert_parallel,
             options.expert_redundancy,
             options.expert_window,
+            ScheduleMode(options.schedule_mode),
         )
     )
 

@@ -198,7 +198,8 @@ class Worker(_Model):
     tls: WorkerTls | None = None
     """For an https URL; None there: the system's authorities, no certificate of our own."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """SGLang's bootstrap server on a prefill worker."""
+    """Where decode workers meet a prefill worker in parallel mode: SGLang's bootstrap server, or an embedded worker's
+    side channel."""
     kv_events: WorkerKvEvents = WorkerKvEvents()
 
     @property

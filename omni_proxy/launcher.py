@@ -42,6 +42,7 @@ class Ready(msgspec.Struct):
     host: str
     port: int
     pid: int
+    side_channel_port: int | None = None
 
 
 class StartFailed(Exception):

@@ -14,7 +14,18 @@ import uvloop
 
 from omni_proxy.api.serving import calm_collector, listening_socket, stop_signals
 from omni_proxy.build import Gateway
-from omni_proxy.config import AccessLog, Config, ConfigError, ConnectorName, Limits, Listen, Model, Timeouts, Worker
+from omni_proxy.config import (
+    AccessLog,
+    Config,
+    ConfigError,
+    ConnectorName,
+    Limits,
+    Listen,
+    Model,
+    ScheduleMode,
+    Timeouts,
+    Worker,
+)
 from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report, StartFailed
 from omni_proxy.messages import Role
 
@@ -35,6 +46,7 @@ class UpOptions:
     expert_parallel: int = 1
     expert_redundancy: int | None = None
     expert_window: int = 256
+    schedule_mode: ScheduleMode = ScheduleMode.AUTO
 
 
 def run_up(options: UpOptions) -> int:
@@ -61,6 +73,7 @@ class _Up:
         config = Config(
             listen=Listen(host=options.host, port=options.port),
             model=Model(path=options.model, send_token_ids=True),
+            schedule_mode=options.schedule_mode,
             access_log=AccessLog(path=options.access_log),
             # Workers that die come back within seconds: a request may wait for them.
             limits=Limits(no_worker_timeout_s=30.0),
@@ -126,7 +139,13 @@ class _Up:
         _say(f"{plan.name}: ready on {ready.host}:{ready.port} after {seconds:.1f} s (pid {ready.pid})")
         assert self._gateway is not None
         host = f"[{ready.host}]" if ":" in ready.host else ready.host
-        worker = Worker(name=plan.name, url=f"http://{host}:{ready.port}", role=Role(plan.role), connector=CONNECTOR)
+        worker = Worker(
+            name=plan.name,
+            url=f"http://{host}:{ready.port}",
+            role=Role(plan.role),
+            connector=CONNECTOR,
+            bootstrap_port=ready.side_channel_port if plan.role == Role.PREFILL.value else None,
+        )
         self._gateway.scheduling.membership.add(worker)
         self._missing.discard(plan.name)
         if not self._missing and not self._greeted:

@@ -24,6 +24,7 @@ from omni_kernels.api import (
 )
 from omni_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, Routing, build_decoder
 from omni_kernels.packing import PackedExperts, PackedMatrix
+from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch, attention_batch
 from omni_kernels.reference import rope_table
 from omni_kernels.registry import DEVICES, OPS, backend_of, backends
@@ -42,6 +43,7 @@ __all__ = [
     "RopeScaling",
     "Routing",
     "SideStream",
+    "StepProgress",
     "attention_batch",
     "backend_of",
     "backends",

@@ -10,6 +10,7 @@ from torch import Tensor
 from omni_kernels.cpu.native import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
 from omni_kernels.cpu.ops import DTYPES, CpuOps, matrix, ragged
 from omni_kernels.decoder import DecoderLayer, DecoderWeights
+from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch
 
 
@@ -53,6 +54,7 @@ class CpuDecoder:
         logit_rows: Tensor,
         kv: Tensor,
         expert_tokens: Tensor | None = None,
+        progress: StepProgress | None = None,
     ) -> Tensor:
         """See `Decoder.step`."""
         rows = batch.rows
@@ -80,6 +82,8 @@ class CpuDecoder:
             2 * plane,
             None if expert_tokens is None else expert_tokens.data_ptr(),
             logits.data_ptr(),
+            None if progress is None else progress.address,
+            -1 if progress is None else progress.write_fd,
         )
         check(self._library.omni_step(self._model, args, torch.get_num_threads()), "step")
         return logits

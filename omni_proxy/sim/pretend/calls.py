@@ -12,7 +12,7 @@ from omni_proxy.sim.job import Job
 from omni_proxy.sim.pretend.answers import Answer
 from omni_proxy.sim.pretend.options import PretendOptions
 from omni_proxy.sim.pretend.prompts import block_keys, text_of_chat, tokens_of_text
-from omni_proxy.workers.engine.kv_params import check_prompt, parse_leg
+from omni_proxy.workers.engine.kv_params import Leg, check_prompt, parse_leg
 from omni_proxy.workers.engine.openai_api import (
     ApiError,
     ChatRequest,
@@ -76,7 +76,7 @@ def read_call(path: str, body: bytes, rid: str, serial: int, now: int, options: 
     output = min(output, options.model.max_model_len - len(tokens))
     leg = parse_leg(request.kv_transfer_params)
     check_prompt(leg.pull, len(tokens))
-    room = _room(request, options)
+    room = _room(request, options, leg)
     keep = leg.keep_kv or (room is not None and options.role == "prefill")
     pull = leg.pull is not None or (room is not None and not keep)
     keys = block_keys(tokens, options.block_size, request.cache_salt)
@@ -115,10 +115,10 @@ def _check_length(prompt: int, limit: int | None, options: PretendOptions) -> No
         raise ApiError(400, f"This model's maximum context length is {longest} tokens; got {asked}.", "prompt")
 
 
-def _room(request: _Chat | _Completion, options: PretendOptions) -> Room | None:
-    if request.bootstrap_room is None:
+def _room(request: _Chat | _Completion, options: PretendOptions, leg: Leg) -> Room | None:
+    if request.bootstrap_room is None or leg.pull is not None:
         return None
-    if options.role == "prefill":
+    if options.role == "prefill" or leg.keep_kv:
         return Room("", 0, request.bootstrap_room)
     if request.bootstrap_host is None or request.bootstrap_port is None:
         raise ApiError(400, "bootstrap_room: bootstrap_host and bootstrap_port are required with it", "bootstrap_host")

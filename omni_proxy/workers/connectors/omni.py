@@ -1,19 +1,37 @@
-"""The embedded engine: vLLM's NIXL shape, and a call that frees blocks which nobody will pull."""
+"""The embedded engine: vLLM's NIXL shape, a call that frees blocks which nobody will pull, and a room to meet in.
+
+In parallel mode both legs name a room: D joins it on P, which pushes the KV while it computes. Where D is asked after P
+has answered it pulls with P's parameters.
+"""
 
 from __future__ import annotations
 
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import CHAT, COMPLETIONS
-from omni_proxy.workers.connectors.vllm_nixl import VllmNixl
+from omni_proxy.call import CHAT, COMPLETIONS, Call, encode_fields
+from omni_proxy.messages import Mode
+from omni_proxy.workers.connectors.base import Pair
+from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.sglang import meeting
+from omni_proxy.workers.connectors.vllm_nixl import ASK_PREFILL, VllmNixl
 
 
 class Omni(VllmNixl):
-    """As `vllm-nixl`; P need not wait for its lease to end when D will not come."""
+    """As `vllm-nixl`, and in parallel; P need not wait for its lease to end when D will not come."""
 
     name = "omni"
+    modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
     ids_fields = {COMPLETIONS: "prompt", CHAT: "prompt_token_ids"}  # noqa: RUF012 (read-only by its type)
+
+    def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
+        fields = one_token_fields(call) | {"kv_transfer_params": ASK_PREFILL}
+        return encode_fields(fields | dict(meeting(pair)) if pair.together else fields)
+
+    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+        if handoff is None and pair.together:
+            return meeting(pair)
+        return super().decode_fields(call, pair, handoff)
 
     def release(self, handoff: Raw) -> tuple[str, bytes] | None:
         params = msgspec.json.decode(handoff, type=dict[str, Raw])

@@ -21,7 +21,7 @@ class Sglang(Usual):
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.
-        extra = [*_meeting(pair), *_rank("routed_dp_rank", pair.prefill)]
+        extra = [*meeting(pair), *_rank("routed_dp_rank", pair.prefill)]
         return encode_fields(same_body_fields(call) | dict(extra))
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
@@ -30,10 +30,10 @@ class Sglang(Usual):
 
     def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
         ranks = [*_rank("routed_dp_rank", pair.decode), *_rank("disagg_prefill_dp_rank", pair.prefill)]
-        return [*_meeting(pair), *ranks]
+        return [*meeting(pair), *ranks]
 
 
-def _meeting(pair: Pair) -> list[tuple[str, bytes]]:
+def meeting(pair: Pair) -> list[tuple[str, bytes]]:
     """Where both meet. A P that is told no rank takes the remainder of the room for it: it is made to be that one."""
     prefill = pair.prefill
     if prefill is None:

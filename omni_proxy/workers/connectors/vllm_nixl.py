@@ -40,7 +40,7 @@ class VllmNixl(Usual):
     """Sequential; also serves without a handoff."""
 
     name = "vllm-nixl"
-    modes = (Mode.SEQUENTIAL, Mode.AGGREGATED)
+    modes: tuple[Mode, ...] = (Mode.SEQUENTIAL, Mode.AGGREGATED)
     handoff_reusable = True
     ids_fields: Mapping[str, str] = {COMPLETIONS: "prompt"}
 

@@ -17,7 +17,7 @@ from typing import Final
 from omni_proxy.prompts.chat_messages import BadMessage, ready_messages
 from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError
 from omni_proxy.workers.engine.choice import Choice
-from omni_proxy.workers.engine.kv_params import Leg, check_prompt, parse_leg
+from omni_proxy.workers.engine.kv_params import Bootstrap, Leg, check_prompt, meet, parse_leg
 from omni_proxy.workers.engine.model_card import ModelCard
 from omni_proxy.workers.engine.openai_api import (
     MAX_CHOICES,
@@ -67,7 +67,10 @@ class _Plan:
 class CallBuilder:
     """Builds calls for one model. Long texts are tokenised on its threads; the event loop goes on meanwhile."""
 
-    def __init__(self, card: ModelCard, tokenizer: ModelTokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, card: ModelCard, tokenizer: ModelTokenizer, template: ChatTemplate | None, role: str = "mixed"
+    ) -> None:
+        self._role = role
         self.card: Final = card
         self.tokenizer: Final = tokenizer
         self._template = template
@@ -91,7 +94,7 @@ class CallBuilder:
         plan = _Plan(
             body=body,
             id=f"{self._chat.id_prefix}-{request_id}",
-            leg=parse_leg(body.kv_transfer_params),
+            leg=self._leg(body),
             logprobs=logprobs,
             max_tokens=limit or body.max_tokens,
             prompt_field="messages",
@@ -113,7 +116,7 @@ class CallBuilder:
         plan = _Plan(
             body=body,
             id=f"{self._completion.id_prefix}-{request_id}",
-            leg=parse_leg(body.kv_transfer_params),
+            leg=self._leg(body),
             logprobs=body.logprobs,
             max_tokens=body.max_tokens,
             prompt_field="prompt",
@@ -121,6 +124,10 @@ class CallBuilder:
         special = body.add_special_tokens is not False
         token_lists = [await self.prompt_tokens(prompt, special) for prompt in prompts]
         return self._call(self._completion, plan, token_lists, model, created)
+
+    def _leg(self, body: GenerationFields) -> Leg:
+        where = Bootstrap(body.bootstrap_host, body.bootstrap_port, body.bootstrap_room)
+        return meet(parse_leg(body.kv_transfer_params), where, self._role)
 
     async def chat_tokens(self, body: ChatRequest | TokenizeRequest) -> tuple[int, ...]:
         """The prompt of some chat messages."""
@@ -203,7 +210,9 @@ class CallBuilder:
             sampling=self._sampling(plan, len(token_ids), sample),
             priority=body.priority or 0,
             keep_kv=plan.leg.keep_kv,
+            room=plan.leg.room,
             pull=plan.leg.pull,
+            join=plan.leg.join,
             cache_salt=body.cache_salt or "",
         )
         include_stop = bool(body.include_stop_str_in_output)
@@ -211,12 +220,15 @@ class CallBuilder:
             index=index,
             request=request,
             detokenizer=self.tokenizer.detokenizer(body.skip_special_tokens is not False, token_ids),
-            stops=StopStrings(body.stops(), include_stop),
+            stops=StopStrings(() if plan.leg.room is not None else body.stops(), include_stop),
             include_stop=include_stop,
         )
 
     def _sampling(self, plan: _Plan, prompt_tokens: int, sample: int) -> SamplingParams:
         body, defaults = plan.body, self.card.defaults
+        if plan.leg.room is not None:  # the decode leg's own body, perhaps: only the prompt is wanted
+            self._max_tokens(plan, prompt_tokens)
+            return SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         top_k = defaults.top_k if body.top_k is None else body.top_k
         return SamplingParams(
             max_tokens=self._max_tokens(plan, prompt_tokens),

@@ -64,6 +64,12 @@ class TransferCounts(Protocol):
     def failed(self) -> int: ...
     @property
     def leases_expired(self) -> int: ...
+    @property
+    def pushes(self) -> int: ...
+    @property
+    def push_hidden_s(self) -> float: ...
+    @property
+    def push_exposed_s(self) -> float: ...
 
 
 def read_stats(
@@ -97,6 +103,9 @@ def read_stats(
         kv_transfers=transfers.completed,
         kv_transfer_failures=transfers.failed,
         kv_leases_expired=transfers.leases_expired,
+        kv_pushes=transfers.pushes,
+        kv_push_hidden_s=transfers.push_hidden_s,
+        kv_push_exposed_s=transfers.push_exposed_s,
         requests_finished=dict(counters.finished),
         expert_tokens=expert_tokens,
         expert_imbalance=expert_imbalance,

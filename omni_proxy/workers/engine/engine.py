@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from omni_kernels import StepProgress
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.cache_log import CacheLog
 from omni_proxy.workers.engine.checkpoint import Checkpoint, load_checkpoint
@@ -26,6 +27,8 @@ from omni_proxy.workers.engine.expert_parallel.leader import ExpertOptions, Expe
 from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
 from omni_proxy.workers.engine.kv_events import KvEventPublisher
+from omni_proxy.workers.engine.kv_puller import Transfer
+from omni_proxy.workers.engine.kv_pusher import Computing
 from omni_proxy.workers.engine.planner import Chunk, Planner
 from omni_proxy.workers.engine.pull import Pull, PullState
 from omni_proxy.workers.engine.runner import Runner
@@ -76,8 +79,8 @@ class Engine:
             config,
             kv_layout(config, checkpoint),
             block_bytes(config, checkpoint.config),
-            self._runner.export_bytes,
-            on_lease_ended=lambda rid: self._inbox.put(lambda: self._unpin(rid)),
+            self._runner,
+            on_lease_ended=lambda rid: self._inbox.put(lambda: self._release_or_unpin(rid)),
             on_pull_ended=lambda pull: self._inbox.put(lambda: self._pull_ended(pull)),
         )
         self.info: EngineInfo = engine_info(config, checkpoint.config, self._transfers.server.port)
@@ -121,8 +124,15 @@ class Engine:
                 raise RuntimeError("the engine has stopped")
             if request_id in self._emits or self._transfers.holds(request_id):
                 raise InvalidRequest("request_id", f"{request_id} is in use")
+            self._open_room(seq)
             self._emits[request_id] = emit
             self._inbox.put(lambda: self._planner.add(seq))
+
+    def _open_room(self, seq: Sequence) -> None:
+        room = seq.request.room
+        digest = "" if room is None else seq.prompt_digest(seq.prompt_len)
+        if room is not None and not self._transfers.pusher.open(room, seq.request_id, seq.prompt_len, digest):
+            raise InvalidRequest("bootstrap_room", f"{room} is in use")
 
     def abort(self, request_id: str) -> None:
         """End a request early, with a last output ABORT; nothing if it has ended."""
@@ -228,6 +238,8 @@ class Engine:
                 self._finish(seq, FinishReason.ERROR, error=_say(exc))
             return False
         self._counters.planned(plan)
+        for seq in plan.preempted:
+            self._transfers.pusher.paused(seq.request_id)
         for seq in plan.pulls:
             self._begin_pull(seq)
         if plan.chunks:
@@ -236,7 +248,8 @@ class Engine:
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> None:
         try:
-            drawn = self._runner.run(chunks)
+            drawn = self._runner.run(chunks, self._begin_pushes(chunks))
+            self._transfers.pusher.computed()
         except RankLost:
             raise  # no step will work again: the engine ends, and its worker with it
         except Exception as exc:
@@ -246,6 +259,15 @@ class Engine:
             return
         for chunk, token in zip(chunks, drawn, strict=True):
             self._accept(chunk, token)
+
+    def _begin_pushes(self, chunks: tuple[Chunk, ...]) -> StepProgress | None:
+        """Say which of the chunks' KV others wait for; what the step must tell them, if any."""
+        parts = [
+            Computing(chunk.seq.request_id, tuple(chunk.seq.blocks), chunk.seq.kv_len, chunk.start + chunk.count)
+            for chunk in chunks
+            if chunk.seq.request.room is not None
+        ]
+        return self._transfers.pusher.computing(parts) if parts else None
 
     def _accept(self, chunk: Chunk, drawn: Drawn | None) -> None:
         seq = chunk.seq
@@ -268,10 +290,19 @@ class Engine:
     ) -> None:
         """The one end of a request: blocks go home or into a lease, and the last output goes out."""
         keep = reason is FinishReason.LENGTH and seq.request.keep_kv
+        if seq.request.room is not None:
+            keep = self._end_room(seq, keep, reason)
         self._planner.remove(seq.request_id, pin_prompt=keep)
         handoff = self._transfers.offer(seq) if keep else None
         self._counters.ended(reason)
         self._emit(_output(seq, drawn, reason, handoff, error))
+
+    def _end_room(self, seq: Sequence, keep: bool, reason: FinishReason) -> bool:
+        """Whether a prefill leg's KV is still wanted: not when its receiver has it all, or has left."""
+        if keep and self._transfers.pusher.is_open(seq.request_id):
+            return True
+        self._transfers.pusher.close(seq.request_id, f"the prefill has ended: {reason.value}")
+        return False
 
     def _emit(self, output: Output) -> None:
         request_id = output.request_id
@@ -301,7 +332,13 @@ class Engine:
         if self._transfers.end_lease(request_id):
             self._unpin(request_id)
 
+    def _release_or_unpin(self, request_id: str) -> None:
+        """The other side is done with a request's KV, whether its lease has ended with that or still lives."""
+        self._transfers.end_lease(request_id)
+        self._unpin(request_id)
+
     def _unpin(self, request_id: str) -> None:
+        self._transfers.pusher.close(request_id, "its KV is not kept any longer")
         self._pool.unpin(request_id)
 
     def _expire_leases(self) -> None:
@@ -315,7 +352,7 @@ class Engine:
         if not self._transfers.begin_pull(seq):
             self._planner.pull_finished(seq.request_id)
 
-    def _pull_ended(self, pull: Pull) -> None:
+    def _pull_ended(self, pull: Transfer) -> None:
         seq = self._transfers.end_pull(pull)
         if seq is None:
             return
@@ -325,13 +362,15 @@ class Engine:
             self._planner.pull_finished(seq.request_id)
             self._counters.pulled(seq.cached_tokens - known)
         elif self.config.kv_load_failure_policy == "recompute":
-            log.warning("KV pull for %s failed, recomputing: %s", seq.request_id, error)
+            log.warning("KV %s for %s failed, recomputing: %s", seq.handoff_word, seq.request_id, error)
             self._planner.pull_failed(seq.request_id)
         else:
-            self._finish(seq, FinishReason.ERROR, error=f"KV pull failed: {error}")
+            self._finish(seq, FinishReason.ERROR, error=f"KV {seq.handoff_word} failed: {error}")
 
-    def _import(self, seq: Sequence, pull: Pull) -> str | None:
-        """Put pulled bytes into the sequence's blocks; the reason if that fails."""
+    def _import(self, seq: Sequence, pull: Transfer) -> str | None:
+        """Put pulled bytes into the sequence's blocks (pushed ones are there); the reason if that fails."""
+        if not isinstance(pull, Pull):
+            return None
         assert seq.phase is Phase.PULLING
         place = pull.first
         try:

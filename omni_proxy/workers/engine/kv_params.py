@@ -1,33 +1,36 @@
-"""`kv_transfer_params` in the shape that vLLM's NIXL connector speaks, to and from the engine's types. Pure.
+"""`kv_transfer_params` in the shape that vLLM's NIXL connector speaks, and SGLang's bootstrap fields. Pure.
 
 A prefill leg asks with `do_remote_decode`, is answered with the place of its blocks, and the decode leg passes that
-answer on with `do_remote_prefill`. Parameters that cannot be trusted are refused: a decode leg that read the wrong
-blocks would answer with status 200 and wrong text.
+answer on with `do_remote_prefill`. With `bootstrap_room` both legs may run together. Parameters that cannot be
+trusted are refused: a decode leg that read the wrong blocks would answer with status 200 and wrong text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from omni_proxy.workers.engine.openai_api import ApiError, bad_value
-from omni_proxy.workers.engine.types import Handoff, PullFrom
+from omni_proxy.workers.engine.types import Handoff, JoinRoom, PullFrom
 
 _FIELD: Final = "kv_transfer_params"
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Which leg of a handoff a call is: `keep_kv` prefill, `pull` decode, neither both in one."""
+    """Which leg of a handoff a call is: `keep_kv` prefill, `pull` or `join` decode, none of them both in one."""
 
     keep_kv: bool = False
     pull: PullFrom | None = None
+    room: int | None = None
+    """Of a prefill leg: where the decode leg may join it."""
+    join: JoinRoom | None = None
 
     @property
     def alone(self) -> bool:
         """Whether nothing is handed off."""
-        return not self.keep_kv and self.pull is None
+        return not self.keep_kv and self.pull is None and self.join is None
 
 
 def parse_leg(params: Mapping[str, Any] | None) -> Leg:
@@ -40,6 +43,41 @@ def parse_leg(params: Mapping[str, Any] | None) -> Leg:
         both = "do_remote_decode and do_remote_prefill cannot both be true"
         raise ApiError(400, f"{_FIELD}: {both}", _FIELD)
     return Leg(keep_kv=give, pull=_pull_from(params) if take else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """The three fields with which SGLang's legs find each other, as a body holds them."""
+
+    host: str | None
+    port: int | str | None
+    room: int | str | None
+
+
+def meet(leg: Leg, where: Bootstrap, role: str) -> Leg:
+    """The leg with its room, if the body names one; raises `ApiError` 400 for one that cannot be.
+
+    Both legs may come with the same body (SGLang's way): then the worker's role says which one this is. A body that
+    pulls, or that asks to keep KV, has said so itself.
+    """
+    if where.room is None or leg.pull is not None:
+        return leg
+    room = _number("bootstrap_room", where.room, 0, 2**63 - 1)
+    if leg.keep_kv or role == "prefill":
+        return replace(leg, keep_kv=True, room=room)
+    if not where.host:
+        raise bad_value("bootstrap_host", where.host, "bootstrap_room needs the prefill worker's host")
+    if where.port is None:
+        raise bad_value("bootstrap_port", where.port, "bootstrap_room needs the prefill worker's bootstrap port")
+    return replace(leg, join=JoinRoom(where.host.strip("[]"), _number("bootstrap_port", where.port, 1, 65535), room))
+
+
+def _number(name: str, value: int | str, least: int, most: int) -> int:
+    """A whole number, which some gateways write as text."""
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if type(number) is not int or not least <= number <= most:
+        raise bad_value(name, value, f"expected a whole number from {least} to {most}")
+    return number
 
 
 def check_prompt(pull: PullFrom | None, prompt_tokens: int) -> None:

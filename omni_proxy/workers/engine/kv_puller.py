@@ -1,4 +1,4 @@
-"""The puller's half of a KV handoff: a thread that runs `Pull` machines over sockets.
+"""The puller's half of a KV handoff: a thread that runs `Pull` and `Inflow` machines over sockets.
 
 What is accepted is the machine's decision; here are only sockets and a clock. Knows nothing of plans or of the model.
 """
@@ -13,21 +13,24 @@ from queue import Empty, SimpleQueue
 
 import zmq
 
+from omni_proxy.workers.engine.inflow import Inflow
 from omni_proxy.workers.engine.kv_wire import JOIN_S, Context, Socket, endpoint, open_pair, open_socket, pack, unpack
-from omni_proxy.workers.engine.leases import Claim
-from omni_proxy.workers.engine.pull import Header, Pull, PullState, claim_header
+from omni_proxy.workers.engine.pull import Header, Pull, PullState
 
 log = logging.getLogger(__name__)
 
+Transfer = Pull | Inflow
+"""KV on its way to us: read by us, or pushed by the other side."""
+
 
 class KvPuller:
-    """Runs `Pull` machines over DEALER sockets, one each, in its own thread.
+    """Runs `Pull` and `Inflow` machines over DEALER sockets, one each, in its own thread.
 
     `start_pull`, `cancel` and `release` are called from one thread only. `on_end` gets each pull that is DONE or
     FAILED, from the puller's thread; a cancelled one is not heard of again.
     """
 
-    def __init__(self, on_end: Callable[[Pull], None]) -> None:
+    def __init__(self, on_end: Callable[[Transfer], None]) -> None:
         self._on_end = on_end
         self.bytes_received = 0
         self.transfers = 0
@@ -35,7 +38,7 @@ class KvPuller:
         self._context: Context = zmq.Context()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waker, self._wake = open_pair(self._context)
-        self._pulls: dict[Pull, Socket] = {}
+        self._pulls: dict[Transfer, Socket] = {}
         self._poller = zmq.Poller()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="kv-puller", daemon=True)
@@ -52,15 +55,15 @@ class KvPuller:
         self._wake.close(linger=0)
         self._context.term()
 
-    def start_pull(self, pull: Pull, host: str, port: int) -> None:
+    def start_pull(self, pull: Transfer, host: str, port: int) -> None:
         self._command(lambda: self._begin(pull, host, port))
 
-    def cancel(self, pull: Pull) -> None:
-        self._command(lambda: self._forget(pull))
+    def cancel(self, pull: Transfer) -> None:
+        self._command(lambda: self._cancel(pull))
 
-    def release(self, claim: Claim, host: str, port: int) -> None:
+    def tell(self, header: Header, host: str, port: int) -> None:
         """Tell the keeper that nobody will pull. Best effort: the lease ends by itself otherwise."""
-        self._command(lambda: self._send_release(claim, host, port))
+        self._command(lambda: self._send_once(header, host, port))
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
@@ -91,7 +94,7 @@ class KvPuller:
                 return
             command()
 
-    def _begin(self, pull: Pull, host: str, port: int) -> None:
+    def _begin(self, pull: Transfer, host: str, port: int) -> None:
         socket = open_socket(self._context, zmq.DEALER)
         try:
             socket.connect(endpoint(host, port))
@@ -104,7 +107,7 @@ class KvPuller:
         self._pulls[pull] = socket
         self._send(socket, pull.begin())
 
-    def _step(self, pull: Pull, socket: Socket) -> None:
+    def _step(self, pull: Transfer, socket: Socket) -> None:
         """Move one pull on, and end it if it is over."""
         try:
             self._feed(pull, socket)
@@ -115,7 +118,7 @@ class KvPuller:
             self._forget(pull)
             self._end(pull)
 
-    def _feed(self, pull: Pull, socket: Socket) -> None:
+    def _feed(self, pull: Transfer, socket: Socket) -> None:
         """What has come, then the clock."""
         while pull.state not in (PullState.DONE, PullState.FAILED) and socket.poll(0):
             frames = socket.recv_multipart(copy=False)
@@ -125,10 +128,10 @@ class KvPuller:
                 self._send(socket, pull.receive(header, payload, time.monotonic()))
         self._send(socket, pull.tick(time.monotonic()))
 
-    def _end(self, pull: Pull) -> None:
+    def _end(self, pull: Transfer) -> None:
         if pull.state is PullState.DONE:
             self.transfers += 1
-            self.bytes_received += sum(len(piece) for piece in pull.pieces)
+            self.bytes_received += pull.num_bytes
         else:
             self.failures += 1
         self._on_end(pull)
@@ -137,18 +140,24 @@ class KvPuller:
         for header in headers:
             socket.send(pack(header), zmq.DONTWAIT)
 
-    def _forget(self, pull: Pull) -> None:
+    def _forget(self, pull: Transfer) -> None:
         """Close the pull's socket; what is still to be sent (`done`) goes out, what still comes is dropped."""
         socket = self._pulls.pop(pull, None)
         if socket is not None:
             self._poller.unregister(socket)
             socket.close()
 
-    def _send_release(self, claim: Claim, host: str, port: int) -> None:
+    def _cancel(self, pull: Transfer) -> None:
+        socket = self._pulls.get(pull)
+        if socket is not None:
+            self._send(socket, pull.cancelled())
+        self._forget(pull)
+
+    def _send_once(self, header: Header, host: str, port: int) -> None:
         socket = open_socket(self._context, zmq.DEALER)
         try:
             socket.connect(endpoint(host, port))
-            socket.send(pack(claim_header("release", claim)))
+            socket.send(pack(header))
         except zmq.ZMQError as exc:
             log.warning("cannot release KV at %s:%s: %s", host, port, exc)
         socket.close()

@@ -14,6 +14,7 @@ from typing import Final
 
 import zmq
 
+from omni_proxy.workers.engine.kv_pusher import KINDS, Frames, KvPusher
 from omni_proxy.workers.engine.kv_wire import JOIN_S, Context, endpoint, open_pair, open_socket, pack, unpack
 from omni_proxy.workers.engine.leases import Claim, Lease, LeaseBook, Refusal
 from omni_proxy.workers.engine.pull import Header, piece_crc
@@ -58,6 +59,7 @@ class KvServer:
         on_end: Callable[[str], None],
         host: str,
         port: int,
+        pusher: KvPusher,
     ) -> None:
         """`on_end` hears of leases that a puller has ended. Binds at once; OSError if it cannot."""
         self._book = book
@@ -65,6 +67,7 @@ class KvServer:
         self._export = export
         self._block_bytes = block_bytes
         self._on_end = on_end
+        self._pusher = pusher
         self.bytes_sent = 0
         self.transfers = 0
         self.refusals = 0
@@ -127,23 +130,43 @@ class KvServer:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._pusher.progress.fd, zmq.POLLIN)
         while not self._stopping.is_set():
-            if self._router not in dict(poller.poll()):
-                continue
-            peer, *frames = self._router.recv_multipart()
-            header = unpack(frames[0]) if frames else None
-            if header is None:
-                continue
-            answer = self._answer_safely(header)
-            if answer:
-                self._router.send_multipart([peer, *answer], copy=False)
+            ready = dict(poller.poll())
+            if self._pusher.progress.fd in ready:
+                self._pusher.progress.drain()
+            if self._router in ready:
+                peer, *frames = self._router.recv_multipart()
+                header = unpack(frames[0]) if frames else None
+                if header is not None:
+                    self._send(self._answer_safely(peer, header))
+            self._send(self._pusher.take())
 
-    def _answer_safely(self, header: Header) -> list[bytes | memoryview]:
+    def _send(self, messages: list[Frames]) -> None:
+        for peer, frames in messages:
+            self._router.send_multipart([peer, *frames], copy=False)
+
+    def _answer_safely(self, peer: bytes, header: Header) -> list[Frames]:
         try:
-            return self._answer(header)
+            if self._is_about_room(header):
+                return self._about_room(peer, header)
+            answer = self._answer(header)
         except Exception:
             log.exception("a KV request failed: %.200r", header)
-            return [pack({"kind": "refused", "reason": "internal error"})]
+            answer = [pack({"kind": "refused", "reason": "internal error"})]
+        return [(peer, answer)] if answer else []
+
+    def _is_about_room(self, header: Header) -> bool:
+        kind = header.get("kind")
+        return isinstance(kind, str) and (kind in KINDS or (kind == "done" and "room" in header))
+
+    def _about_room(self, peer: bytes, header: Header) -> list[Frames]:
+        room = header.get("room")
+        request_id = self._pusher.request_of(room)
+        if request_id is not None:  # its receiver is at work: what it reads stays
+            with self._lock:
+                self._book.touch(request_id, time.monotonic())
+        return self._pusher.handle(peer, header)
 
     def _answer(self, header: Header) -> list[bytes | memoryview]:
         match header.get("kind"):

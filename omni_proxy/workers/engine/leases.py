@@ -97,6 +97,12 @@ class LeaseBook:
             return Refusal(f"the lease of request {request_id} has ended")
         return self._renew(lease, now)
 
+    def touch(self, request_id: str, now: float) -> None:
+        """Keep a lease alive that is being read, if there is one."""
+        lease = self._live(request_id, now)
+        if lease is not None:
+            self._renew(lease, now)
+
     def close(self, request_id: str, serial: int | None = None) -> bool:
         """End a lease early, that of `serial` only if given; False if there is none."""
         lease = self._leases.get(request_id)

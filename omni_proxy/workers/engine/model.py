@@ -84,12 +84,22 @@ class DecoderModel:
         """[layers, planes, blocks, block_size, kv_heads, D] of the cache: planes are key and value, or one for both."""
         return kv_shape(self.config, blocks, block_size)
 
-    def forward(self, batch: Batch, kv: Tensor) -> Tensor:
-        """Compute the rows, write their keys and values into `kv` (see `kv_shape`) and return logits [n, vocab]."""
+    def forward(self, batch: Batch, kv: Tensor, progress: ops.StepProgress | None = None) -> Tensor:
+        """Compute the rows, write their keys and values into `kv` (see `kv_shape`) and return logits [n, vocab].
+
+        `progress` hears of each layer that is in it.
+        """
         if self._decoder is not None:
             counts = self.expert_tokens if self.config.num_experts else None
             return self._decoder.step(
-                batch.tokens, batch.positions, batch.slots, batch.attention, batch.logit_rows, kv, counts
+                batch.tokens,
+                batch.positions,
+                batch.slots,
+                batch.attention,
+                batch.logit_rows,
+                kv,
+                counts,
+                progress,
             )
         x = F.embedding(batch.tokens, self._embedding)
         cos = self._cos.index_select(0, batch.positions)
@@ -100,6 +110,8 @@ class DecoderModel:
         for i, layer in enumerate(self._layers):
             normed, residual = ops.rms_norm(x, layer.attention_norm, eps, residual)
             x = layer.attention(normed, kv[i], rows)
+            if progress is not None:
+                progress.layer_done(i + 1)
             normed, residual = ops.rms_norm(x, layer.mlp_norm, eps, residual)
             x = layer.mlp(normed)
         last = x.index_select(0, batch.logit_rows)

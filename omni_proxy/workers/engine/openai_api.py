@@ -112,6 +112,9 @@ class GenerationFields(Struct, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | str | None = None
+    bootstrap_room: int | str | None = None
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings as a tuple; refuses empty ones and too many."""

@@ -121,9 +121,7 @@ class Planner:
     def pull_finished(self, request_id: str) -> None:
         """All KV of the pulled tokens lies in the sequence's blocks: it joins the batch."""
         seq = self._end_pull(request_id)
-        pull = seq.request.pull
-        assert pull is not None
-        seq.kv_len = max(seq.kv_len, min(pull.num_tokens, seq.prompt_len))
+        seq.kv_len = max(seq.kv_len, seq.pulled_tokens)
         seq.cached_tokens = seq.start
         self._publish(seq)
 

@@ -96,8 +96,17 @@ class Pull:
         wait = self._timeout_s if self._asked_again else self._timeout_s / 2
         return self._progress_at + wait
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pieces that have come."""
+        return sum(len(piece) for piece in self._pieces.values())
+
     def begin(self) -> list[Header]:
         return [claim_header("open", self.claim)]
+
+    def cancelled(self) -> list[Header]:
+        """What to say when nobody wants it any more: the keeper is told by `release`."""
+        return []
 
     def receive(self, header: Header, payload: memoryview | None, now: float) -> list[Header]:
         """Take one message from the keeper; returns what to send. Messages after the end change nothing."""

@@ -41,9 +41,9 @@ class Runner:
         self._eos = checkpoint.config.eos_token_ids
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> list[Drawn | None]:
+    def run(self, chunks: Sequence[Chunk], progress: ops.StepProgress | None = None) -> list[Drawn | None]:
         """Compute the chunks (single tokens first) and draw a token for each that samples."""
-        logits = self.model.forward(self._batch(chunks), self._kv)
+        logits = self.model.forward(self._batch(chunks), self._kv, progress)
         drawing = [chunk for chunk in chunks if chunk.samples]
         drawn = iter(sample(logits, [self._draw(c) for c in drawing]) if drawing else [])
         return [next(drawn) if chunk.samples else None for chunk in chunks]
@@ -53,6 +53,19 @@ class Runner:
         """A copy of blocks [n, layers, planes, block_size, heads, dim]. Safe beside `run` while they are held."""
         data = ops.kv_gather(self._kv, torch.tensor(blocks))
         return memoryview(data.flatten().view(torch.uint8).numpy().data)
+
+    @torch.inference_mode()
+    def export_layer(self, layer: int, blocks: Sequence[int]) -> memoryview:
+        """A copy of one layer's blocks [n, 1, 2, block_size, kv_heads, head_dim]. Safe beside `run`, as above."""
+        data = ops.kv_gather(self._kv[layer : layer + 1], torch.tensor(blocks))
+        return memoryview(data.flatten().view(torch.uint8).numpy().data)
+
+    @torch.inference_mode()
+    def import_layer(self, layer: int, blocks: Sequence[int], data: memoryview) -> None:
+        """Put bytes of `export_layer` into blocks of this cache. Safe beside `run` while nobody computes with them."""
+        plane = self._kv[layer : layer + 1]
+        flat = torch.frombuffer(bytearray(data), dtype=plane.dtype)
+        ops.kv_scatter(plane, torch.tensor(blocks), flat.view(len(blocks), 1, *plane.shape[1:2], *plane.shape[3:]))
 
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """Rows routed to [layer][expert] since the start; empty where there are no experts."""

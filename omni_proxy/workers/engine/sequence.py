@@ -90,7 +90,18 @@ class Sequence:
 
     @property
     def wants_pull(self) -> bool:
-        return self.request.pull is not None and not self.pulled
+        return not self.pulled and (self.request.pull is not None or self.request.join is not None)
+
+    @property
+    def pulled_tokens(self) -> int:
+        """Prompt tokens whose KV another worker gives."""
+        pull = self.request.pull
+        return self.prompt_len if pull is None else min(pull.num_tokens, self.prompt_len)
+
+    @property
+    def handoff_word(self) -> str:
+        """How another worker's KV comes to this decode leg."""
+        return "pull" if self.request.join is None else "push"
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -46,6 +46,7 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = 
     ("omni_kv_bytes_sent", "KV bytes that others pulled", lambda s: s.kv_bytes_sent),
     ("omni_kv_bytes_received", "KV bytes pulled from others", lambda s: s.kv_bytes_received),
     ("omni_kv_transfers", "KV handoffs that arrived", lambda s: s.kv_transfers),
+    ("omni_kv_pushes", "Prompts pushed while they were computed", lambda s: s.kv_pushes),
 )
 _SOURCES: Final[tuple[tuple[str, Callable[[EngineStats], float]], ...]] = (
     ("local_compute", lambda s: s.prompt_tokens_computed),
@@ -87,6 +88,7 @@ class EngineCollector(Collector):
         yield self._by_source(stats)
         yield self._cache_config(stats)
         yield self._transfer_bytes(stats)
+        yield self._push_seconds(stats)
         yield self._experts(stats)
         if stats.expert_imbalance:
             yield from self._expert_ranks(stats)
@@ -109,6 +111,13 @@ class EngineCollector(Collector):
         family = HistogramMetricFamily(name, text, labels=_LABELS)
         buckets = [("+Inf", float(stats.kv_transfers))]
         family.add_metric(self._labels, buckets, sum_value=stats.kv_bytes_received)
+        return family
+
+    def _push_seconds(self, stats: EngineStats) -> Metric:
+        name, text = "omni_kv_push_seconds", "Time with pushed KV on the way, hidden behind the prefill or after it"
+        family = CounterMetricFamily(name, text, labels=(*_LABELS, "part"))
+        family.add_metric((*self._labels, "hidden"), stats.kv_push_hidden_s)
+        family.add_metric((*self._labels, "exposed"), stats.kv_push_exposed_s)
         return family
 
     def _experts(self, stats: EngineStats) -> Metric:

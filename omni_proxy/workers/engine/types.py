@@ -67,8 +67,17 @@ class PullFrom:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinRoom:
+    """Where a decode worker meets the prefill worker that computes its prompt and pushes the KV meanwhile."""
+
+    host: str
+    port: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt to continue. `keep_kv` makes this a prefill leg, `pull` a decode leg; neither means mixed."""
+    """One prompt to continue. `keep_kv` makes this a prefill leg, `pull` or `join` a decode leg; none means mixed."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -76,7 +85,10 @@ class EngineRequest:
     priority: int = 0
     keep_kv: bool = False
     """Pin the prompt's blocks after the end until they are pulled or the lease ends."""
+    room: int | None = None
+    """Of a prefill leg: who joins this room gets the KV pushed while it is computed."""
     pull: PullFrom | None = None
+    join: JoinRoom | None = None
     cache_salt: str = ""
     """Prompts share cached blocks only with prompts of the same salt."""
 
@@ -146,6 +158,12 @@ class EngineStats:
     kv_transfers: int
     kv_transfer_failures: int
     kv_leases_expired: int
+    kv_pushes: int = 0
+    """Prompts pushed, layer by layer, to the last piece."""
+    kv_push_hidden_s: float = 0.0
+    """Time with pieces on the way while their prompt was still being computed."""
+    kv_push_exposed_s: float = 0.0
+    """Time with pieces on the way after it was computed."""
     requests_finished: Mapping[str, int] = field(default_factory=dict)
     """By FinishReason value."""
     expert_tokens: tuple[tuple[int, ...], ...] = ()

@@ -34,6 +34,10 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     _check_sampling(request.sampling, info)
     if request.pull is not None:
         _check_pull(request.pull, len(prompt))
+    if request.join is not None:
+        _require(0 < request.join.port < 65536, "bootstrap_port", f"names port {request.join.port}")
+    for room in (request.room, None if request.join is None else request.join.room):
+        _require(room is None or 0 <= room < 2**63, "bootstrap_room", f"must be in 0..2^63-1, got {room}")
 
 
 def _check_sampling(sampling: SamplingParams, info: EngineInfo) -> None:

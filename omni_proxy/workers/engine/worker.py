@@ -123,7 +123,7 @@ def _load(options: WorkerOptions) -> tuple[Engine, CallBuilder]:
         created=int(time.time()),
         defaults=load_defaults(folder),
     )
-    return engine, CallBuilder(card, tokenizer, template)
+    return engine, CallBuilder(card, tokenizer, template, options.role)
 
 
 def _load_engine(options: WorkerOptions) -> Engine:

@@ -396,6 +396,13 @@ def test_aborting_during_the_pull_leaves_nothing_behind(
         [b'{"kind": "done", "request_id": "p"}'],
         [b'{"kind": "release", "request_id": "p"}'],
         [b'{"kind": []}', b"more", b"frames"],
+        [b'{"kind": "join"}'],
+        [b'{"kind": "join", "room": 1, "num_tokens": 4, "prompt_digest": "", "layout": {}, "grid": [1, 0, 0, 0]}'],
+        [b'{"kind": "leave", "room": "x"}'],
+        [b'{"kind": "leave", "room": 99}'],
+        [b'{"kind": "ack", "room": 99, "serial": 1, "seq": 0}'],
+        [b'{"kind": "done", "room": 99, "serial": 1}'],
+        [b'{"kind": "ping", "room": null}'],
     ],
 )
 def test_nonsense_on_the_side_channel_ends_no_lease(start: Callable[..., Engine], frames: list[bytes]) -> None:
@@ -404,8 +411,8 @@ def test_nonsense_on_the_side_channel_ends_no_lease(start: Callable[..., Engine]
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://127.0.0.1:{handoff.port}")
         stranger.send_multipart(frames)
-        stranger.send(b'{"kind": "ping"}')  # refused: the message before has been dealt with
-        while json.loads(stranger.recv())["reason"] != "unknown kind 'ping'":
+        stranger.send(b'{"kind": "hello"}')  # refused: the message before has been dealt with
+        while json.loads(stranger.recv())["reason"] != "unknown kind 'hello'":
             pass
     assert p.stats().blocks_leased == BLOCKS
     assert len(decode(d, handoff).tokens) == 8

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_proxy.workers.engine.kv_params import handoff_params, parse_leg
+from omni_proxy.workers.engine.kv_params import Bootstrap, Leg, handoff_params, meet, parse_leg
 from omni_proxy.workers.engine.openai_api import ApiError
-from omni_proxy.workers.engine.types import Handoff, PullFrom
+from omni_proxy.workers.engine.types import Handoff, JoinRoom, PullFrom, SamplingParams
 from tests.workers.server.fake import FakeEngine, LiveServer
 
 HANDOFF = Handoff("P0", "cmpl-1-0-ab", "127.0.0.1", 5601, (4, 2, 9), 11, 8, 30.0)
@@ -143,3 +143,65 @@ def test_a_lease_is_released_on_request(engine: FakeEngine, http: httpx.Client) 
     assert engine.leased == {request_id}
     assert http.post("/omni/release", json={"request_id": request_id}).json() == {}
     assert engine.leased == set()
+
+
+# -- rooms
+
+
+WHERE = Bootstrap("127.0.0.1", 5601, 77)
+
+
+@pytest.mark.parametrize("where", [WHERE, Bootstrap("127.0.0.1", "5601", "77"), Bootstrap("[127.0.0.1]", 5601, 77)])
+def test_a_decode_leg_joins_the_room(where: Bootstrap) -> None:
+    for role in ("decode", "mixed"):
+        leg = meet(Leg(), where, role)
+        assert leg.join == JoinRoom("127.0.0.1", 5601, 77)
+        assert not leg.keep_kv
+
+
+def test_a_prefill_leg_opens_the_room() -> None:
+    assert meet(Leg(), WHERE, "prefill") == Leg(keep_kv=True, room=77)
+    assert meet(parse_leg(ASK), Bootstrap(None, None, 77), "mixed") == Leg(keep_kv=True, room=77)
+
+
+def test_without_a_room_nothing_changes_and_who_pulls_does_not_join() -> None:
+    assert meet(Leg(), Bootstrap("h", 1, None), "decode").alone
+    pulling = parse_leg(ANSWER)
+    assert meet(pulling, WHERE, "decode") == pulling
+
+
+@pytest.mark.parametrize(
+    ("where", "field"),
+    [
+        (Bootstrap(None, 5601, 77), "bootstrap_host"),
+        (Bootstrap("h", None, 77), "bootstrap_port"),
+        (Bootstrap("h", 0, 77), "bootstrap_port"),
+        (Bootstrap("h", 65536, 77), "bootstrap_port"),
+        (Bootstrap("h", "x", 77), "bootstrap_port"),
+        (Bootstrap("h", 5601, -1), "bootstrap_room"),
+        (Bootstrap("h", 5601, 2**63), "bootstrap_room"),
+        (Bootstrap("h", 5601, "1.5"), "bootstrap_room"),
+    ],
+)
+def test_a_room_that_cannot_be_is_refused(where: Bootstrap, field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        meet(Leg(), where, "decode")
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_a_prefill_leg_draws_one_token_whatever_the_body_says(http: httpx.Client, engine: FakeEngine) -> None:
+    """SGLang's way: both legs get the client's body."""
+    fields = {"max_tokens": 50, "min_tokens": 9, "stop": ["h"], "temperature": 1.5, "kv_transfer_params": ASK}
+    answer = http.post("/v1/completions", json={"prompt": "hello", **fields, "bootstrap_room": 7})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 1
+    asked = engine.submitted[-1]
+    assert (asked.room, asked.keep_kv, asked.sampling) == (7, True, SamplingParams(1, temperature=0.0, ignore_eos=True))
+
+
+def test_a_body_with_a_room_joins_it(http: httpx.Client, engine: FakeEngine) -> None:
+    fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 5601, "bootstrap_room": 7}
+    assert http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2, **fields}).status_code == 200
+    assert engine.submitted[-1].join == JoinRoom("127.0.0.1", 5601, 7)
+    refused = http.post("/v1/completions", json={"prompt": "hello", **fields, "n": 2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")

@@ -17,11 +17,11 @@
 #include <immintrin.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 #endif
-#if defined(__unix__)
+#if defined(__unix__) || defined(__APPLE__)
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 #ifndef OMNI_SOURCE_HASH
@@ -171,6 +171,15 @@ int run_team(int threads, TeamBody body, void* context, void* note) {
         body(team, context);
     }
     return shared.status.load();
+}
+
+void tell_progress(const omni_step_args* args, int64_t layers) {
+    if (!args->progress) return;
+    __atomic_store_n(args->progress, layers, __ATOMIC_RELEASE);
+#if defined(__unix__) || defined(__APPLE__)
+    // A full pipe wakes its reader as well as one byte more would.
+    if (args->progress_fd >= 0 && write(args->progress_fd, "", 1) < 0) return;
+#endif
 }
 
 bool amx_ready() { return amx_on.load(std::memory_order_relaxed); }

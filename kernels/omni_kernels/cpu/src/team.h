@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "omni_cpu.h"
+
 // Phases of a call are separated by `sync`; inside one, `next` deals out task numbers.
 struct Team {
     struct Shared {
@@ -31,6 +33,9 @@ struct Team {
 
 typedef void (*TeamBody)(Team& team, void* context);
 int run_team(int threads, TeamBody body, void* context, void* note = nullptr);  // returns the status
+
+// Says that the first `layers` layers' keys and values are in the cache, where somebody wants to know.
+void tell_progress(const omni_step_args* args, int64_t layers);
 
 // Memory of the calling thread, grown when needed and kept for the next call. Null when there is none left.
 void* call_memory(int64_t bytes);
