@@ -32,6 +32,7 @@ COMPILED = (
     "omni_proxy/api/edge.py",
     "omni_proxy/api/events.py",
     "omni_proxy/api/exchange.py",
+    "omni_proxy/api/family.py",
     "omni_proxy/api/hot.py",
     "omni_proxy/api/http_out.py",
     "omni_proxy/api/legs.py",

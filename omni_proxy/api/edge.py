@@ -16,14 +16,17 @@ from typing import Final, Protocol, assert_never
 
 import msgspec
 
+from omni_proxy.api.division import MAX_PARTS, divide, too_many
 from omni_proxy.api.exchange import ClientSide, Exchange, renames
-from omni_proxy.api.hot import HotRequest, read_call
+from omni_proxy.api.family import Family, Part
+from omni_proxy.api.hot import HotRequest, read_call, request_spec
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.served import ServedModels
 from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, append_fields, encode_fields, form_with_model
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import (
     Abort,
+    Arrived,
     Cancelled,
     Close,
     Effect,
@@ -31,7 +34,9 @@ from omni_proxy.messages import (
     FailureKind,
     Lease,
     LegFailed,
+    Mode,
     Outcome,
+    Role,
     StartDecode,
     StartPrefill,
     Tokenize,
@@ -110,7 +115,39 @@ class Edge:
         if not call.model:
             call.model = self._only_model()
         self._served.take(call)
+        if call.parts > MAX_PARTS and self._must_divide(call):
+            raise too_many(call)
         return call
+
+    def divide(self, exchange: Exchange, call: Call) -> bool:
+        """Serve a call for several answers or prompts by several requests; False where one worker can do it."""
+        if not self._must_divide(call):
+            return False
+        family = exchange.family = Family(exchange, call, self.client_left)
+        for number, single in enumerate(divide(call)):
+            self._serial += 1
+            rid = f"{self.prefix}{self._serial:08x}"
+            part = Part(family, number, rid, b"%b-%d" % (exchange.request_id, number))
+            part.call, part.path = single, exchange.path
+            part.forward, part.user_agent = exchange.forward, exchange.user_agent
+            part.spec = request_spec(part, single, len(single.body), self.counts_tokens(single.model))
+            family.parts.append(part)
+            self.exchanges[rid] = part
+        for part in list(family.parts):
+            if part.spec is not None and part.client is not None:  # an earlier one may have been refused at once
+                self.post(Arrived(part.rid, part.spec))
+            else:
+                self.exchanges.pop(part.rid, None)
+        return True
+
+    def _must_divide(self, call: Call) -> bool:
+        """Is there no worker that could make all of its answers by itself?"""
+        for upstream in self._upstreams.values():
+            member = upstream.member
+            serves = not member.models or call.model in member.models
+            if serves and member.role is not Role.PREFILL and Mode.AGGREGATED in upstream.connector.modes:
+                return False
+        return True
 
     def _only_model(self) -> str:
         """The model that is meant by a request which names none (`/tokenize` may)."""
@@ -146,12 +183,17 @@ class Edge:
     def client_left(self, exchange: Exchange) -> None:
         """The client's connection ended before the response did."""
         exchange.client = None
-        if exchange.rid in self.exchanges:
+        if exchange.family is not None:
+            exchange.family.left()
+        elif exchange.rid in self.exchanges:
             self.post(Cancelled(exchange.rid))
 
     def client_slow(self, exchange: Exchange) -> None:
         """The client does not keep up: stop reading from the worker."""
         exchange.slow_since = self._loop.time()
+        if exchange.family is not None:
+            for part in exchange.family.parts:
+                self.client_slow(part)
         for leg in exchange.legs.values():
             if leg.ticket is not None:
                 leg.ticket.pause()
@@ -159,6 +201,9 @@ class Edge:
     def client_ready(self, exchange: Exchange) -> None:
         """The client has caught up."""
         exchange.slow_since = None
+        if exchange.family is not None:
+            for part in exchange.family.parts:
+                self.client_ready(part)
         for leg in exchange.legs.values():
             leg.last_sign = self._loop.time()
             if leg.ticket is not None:

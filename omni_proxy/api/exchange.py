@@ -17,6 +17,7 @@ from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import Close, Outcome, RequestSpec
 
 if TYPE_CHECKING:
+    from omni_proxy.api.family import Family
     from omni_proxy.api.legs import Leg
 
 
@@ -68,6 +69,7 @@ class Exchange:
         "client",
         "complete",
         "error_told",
+        "family",
         "forward",
         "handoff",
         "handoff_from",
@@ -106,6 +108,8 @@ class Exchange:
         self.path = b""
         self.peer = client.peer
         self.user_agent = b""
+        self.family: Family | None = None
+        """Those that serve it in parts; None: it is served as one."""
         self.renames: tuple[bytes, ...] = ()
         """What the worker calls the model and what the client does, in pairs, where these are not the same."""
         self.room = 0

@@ -256,9 +256,13 @@ class FrontProtocol(HttpToolsProtocol):
             self._edge.reject(exchange, exc)
             return
         exchange.call = call
-        self._edge.add(exchange)
+        divided = call.parts > 1 and self._edge.divide(exchange, call)
+        if not divided:
+            self._edge.add(exchange)
         if self.flow.write_paused:
             self._edge.client_slow(exchange)  # it has not taken the answers before this one
+        if divided:
+            return
         exchange.spec = spec = request_spec(exchange, call, len(body), self._edge.counts_tokens(call.model))
         self._edge.post(Arrived(exchange.rid, spec))
 

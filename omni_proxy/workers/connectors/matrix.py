@@ -21,6 +21,7 @@ from omni_proxy.workers.connectors.registry import CONNECTORS
 
 SHARED: Final = "P and D"
 ONE_WORKER: Final = "one worker"
+DIVIDED: Final = "divided"
 REFUSED: Final = "400"
 
 _TOOLS: Final = {"tools": [{"type": "function", "function": {"name": "f"}}]}
@@ -61,7 +62,7 @@ def treatment(connector: Connector, path: str, extra: dict[str, Any]) -> str:
         return ONE_WORKER if connector.modes == (Mode.AGGREGATED,) else SHARED
     if alone:
         return ONE_WORKER
-    return REFUSED
+    return DIVIDED if call.parts > 1 else REFUSED
 
 
 def features() -> str:
