@@ -121,6 +121,18 @@ _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
+class MediaItem(Struct, frozen=True):
+    """An image or a sound: the part of the message as JSON, and the name of what it shows."""
+
+    part: bytes
+    name: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body that it takes."""
+        return len(self.part)
+
+
 class Call(Struct):
     """One client call as the gateway understands it. `body` and `fields` are what the client sent."""
 
@@ -153,6 +165,8 @@ class Call(Struct):
     """Of a form."""
     prompt_bytes: int | None = None
     """How much of the body is text to be computed; None: all of it."""
+    media: tuple[MediaItem, ...] = ()
+    """Images and sound in its messages."""
     token_ids: bytes = b""
     """The prompt's token ids as JSON, where it was text and workers are to get them."""
 

@@ -45,6 +45,8 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
+    ENCODE = "encode"
+    """Turns images and sound into what P computes with; asked at the edge, before a request is scheduled."""
 
 
 class Mode(StrEnum):

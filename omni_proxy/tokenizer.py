@@ -19,10 +19,11 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from omni_proxy.apc.keys import block_keys
-from omni_proxy.call import CHAT, Call
+from omni_proxy.call import CHAT, COMPLETIONS, Call
 from omni_proxy.messages import Tokenized
 from omni_proxy.prompts.chat_messages import BadMessage, ready_messages
 from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from omni_proxy.prompts.media import without_media
 from omni_proxy.prompts.segments import SegmentEncoder
 from omni_proxy.prompts.text_tokenizer import TokenizerError, load_tokenizer
 
@@ -38,6 +39,7 @@ _CHAT_FIELDS: Final = (
     "chat_template_kwargs",
     "reasoning_effort",
 )
+_READABLE: Final = (CHAT, COMPLETIONS)
 _UNREADABLE: Final = frozenset({"chat_template", "documents", "mm_processor_kwargs", "prompt_embeds", "suffix"})
 """Fields that change the prompt in a way that only the worker knows."""
 PostTokenized = Callable[[Tokenized], None]
@@ -75,7 +77,12 @@ class PromptTokenizer:
             return None
         if call.path == CHAT:
             ids = self._chat(call)
-            return None if ids is None else self._told(call, ids)
+            if ids is None or not call.media:
+                return None if ids is None else self._told(call, ids)
+            told = self._told(call, ids)
+            return PromptTokens(told.count, None, told.keys)  # those ids are ours, not the model's
+        if call.path not in _READABLE:
+            return None
         prompt = msgspec.json.decode(call.fields["prompt"])
         special = _flag(call, "add_special_tokens", True)
         if isinstance(prompt, list) and not isinstance(prompt[0], int):
@@ -100,7 +107,7 @@ class PromptTokenizer:
         if fields.get("reasoning_effort") is not None:
             variables.setdefault("reasoning_effort", fields["reasoning_effort"])
         text = self._template.render(
-            messages := ready_messages(fields["messages"]),
+            messages := ready_messages(without_media(fields["messages"]) if call.media else fields["messages"]),
             fields.get("tools"),
             fields.get("add_generation_prompt") is not False and not fields.get("continue_final_message"),
             variables,

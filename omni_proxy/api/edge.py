@@ -17,6 +17,7 @@ from typing import Final, Protocol, assert_never
 import msgspec
 
 from omni_proxy.api.division import MAX_PARTS, divide, too_many
+from omni_proxy.api.encoding import EncodeFailed, Encoders, Encoding, with_encoded
 from omni_proxy.api.exchange import ClientSide, Exchange, renames
 from omni_proxy.api.family import Family, Part
 from omni_proxy.api.hot import HotRequest, read_call, request_spec
@@ -42,6 +43,7 @@ from omni_proxy.messages import (
     Tokenize,
     Tokenized,
 )
+from omni_proxy.prompts.media import media_of
 from omni_proxy.workers.connectors.base import Connector, Order, Pair
 from omni_proxy.workers.upstream import Upstream
 
@@ -100,6 +102,7 @@ class Edge:
         self._serial = 0
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
+        self._encoders = Encoders(upstreams, self._loop)
 
     def counts_tokens(self, model: str) -> bool:
         """Are prompts of this model tokenised before anything else?"""
@@ -115,11 +118,14 @@ class Edge:
         if not call.model:
             call.model = self._only_model()
         self._served.take(call)
+        call.media = media = media_of(call)
+        if media:
+            call.prompt_bytes = len(body) - sum([item.size for item in media])
         if call.parts > MAX_PARTS and self._must_divide(call):
             raise too_many(call)
         return call
 
-    def divide(self, exchange: Exchange, call: Call) -> bool:
+    def _divide(self, exchange: Exchange, call: Call) -> bool:
         """Serve a call for several answers or prompts by several requests; False where one worker can do it."""
         if not self._must_divide(call):
             return False
@@ -130,6 +136,7 @@ class Edge:
             part = Part(family, number, rid, b"%b-%d" % (exchange.request_id, number))
             part.call, part.path = single, exchange.path
             part.forward, part.user_agent = exchange.forward, exchange.user_agent
+            part.encoded, part.slow_since = exchange.encoded, exchange.slow_since
             part.spec = request_spec(part, single, len(single.body), self.counts_tokens(single.model))
             family.parts.append(part)
             self.exchanges[rid] = part
@@ -145,7 +152,7 @@ class Edge:
         for upstream in self._upstreams.values():
             member = upstream.member
             serves = not member.models or call.model in member.models
-            if serves and member.role is not Role.PREFILL and Mode.AGGREGATED in upstream.connector.modes:
+            if serves and member.role in (Role.MIXED, Role.DECODE) and Mode.AGGREGATED in upstream.connector.modes:
                 return False
         return True
 
@@ -168,9 +175,37 @@ class Edge:
         rid = f"{self.prefix}{self._serial:08x}"
         return Exchange(rid, request_id or rid.encode(), client, kept_alive, chunked)
 
-    def add(self, exchange: Exchange) -> None:
-        """An exchange whose call goes to the core now."""
+    def begin(self, exchange: Exchange, call: Call) -> None:
+        """Serve an exchange whose call has been read."""
+        if call.media and self._encoders.serve(call.model):
+            then = partial(self._encoded, exchange, call)
+            encoding = exchange.encoding = Encoding(exchange, call, self._encoders, then)
+            encoding.start(self._limits.first_byte_s)
+        else:
+            self._arrive(exchange, call)
+
+    def _arrive(self, exchange: Exchange, call: Call) -> None:
+        if call.parts > 1 and self._divide(exchange, call):
+            return
         self.exchanges[exchange.rid] = exchange
+        exchange.spec = spec = request_spec(exchange, call, len(call.body), self.counts_tokens(call.model))
+        self.post(Arrived(exchange.rid, spec))
+
+    def _encoded(self, exchange: Exchange, call: Call, failure: EncodeFailed | None) -> None:
+        exchange.encoding = None
+        if failure is None:
+            self._arrive(exchange, call)
+            return
+        answer, code = failure.answer, failure.code
+        if answer is not None:
+            exchange.respond(answer.status, answer.headers, answer.body)
+            code = ErrorCode.WORKER_ERROR
+        else:
+            exchange.respond_error(code, failure.detail, None, None)
+        client, exchange.client = exchange.client, None
+        if client is not None:
+            client.finished(close=not exchange.kept_alive)
+        self._on_rejected(exchange, Rejected(code, failure.detail))
 
     def reject(self, exchange: Exchange, rejected: Rejected) -> None:
         """The client's fault, found before the core hears of the request."""
@@ -183,7 +218,11 @@ class Edge:
     def client_left(self, exchange: Exchange) -> None:
         """The client's connection ended before the response did."""
         exchange.client = None
-        if exchange.family is not None:
+        encoding, exchange.encoding = exchange.encoding, None
+        if encoding is not None:
+            encoding.stop()
+            self._on_rejected(exchange, Rejected(ErrorCode.CLIENT_GONE, "The client left."))
+        elif exchange.family is not None:
             exchange.family.left()
         elif exchange.rid in self.exchanges:
             self.post(Cancelled(exchange.rid))
@@ -258,7 +297,8 @@ class Edge:
         self, leg: PrefillLeg, upstream: Upstream, call: Call, pair: Pair, asked: msgspec.Raw | None
     ) -> None:
         connector = upstream.connector
-        self._send(leg, upstream, connector.request_id(pair), connector.prefill_body(call, pair, asked))
+        body = with_encoded(connector.prefill_body(call, pair, asked), leg.exchange.encoded)
+        self._send(leg, upstream, connector.request_id(pair), body)
 
     def _start_decode(self, lease: Lease, peer: str | None) -> None:
         exchange, upstream = self.exchanges.get(lease.rid), self._upstreams.get(lease.worker)
@@ -281,6 +321,8 @@ class Edge:
         if forced:
             extra = [*extra, _forced_usage(call)]
         body = call.body if call.form else append_fields(call, extra)
+        if peer is None:
+            body = with_encoded(body, exchange.encoded)
         leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
         request_id = connector.request_id(pair)
         if pair.together and connector.order is Order.PREFILL_FIRST:

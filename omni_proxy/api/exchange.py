@@ -17,6 +17,7 @@ from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import Close, Outcome, RequestSpec
 
 if TYPE_CHECKING:
+    from omni_proxy.api.encoding import Encoding
     from omni_proxy.api.family import Family
     from omni_proxy.api.legs import Leg
 
@@ -68,6 +69,8 @@ class Exchange:
         "chunked",
         "client",
         "complete",
+        "encoded",
+        "encoding",
         "error_told",
         "family",
         "forward",
@@ -108,6 +111,10 @@ class Exchange:
         self.path = b""
         self.peer = client.peer
         self.user_agent = b""
+        self.encoding: Encoding | None = None
+        """Its images and sound on their way to encode workers."""
+        self.encoded = b""
+        """Where encode workers left their results, as JSON for the worker that computes the prompt."""
         self.family: Family | None = None
         """Those that serve it in parts; None: it is served as one."""
         self.renames: tuple[bytes, ...] = ()

@@ -21,11 +21,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from omni_proxy.api.edge import Edge
-from omni_proxy.api.hot import HotRequest, clean_id, forwarded, request_spec
+from omni_proxy.api.hot import HotRequest, clean_id, forwarded
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
-from omni_proxy.messages import Arrived
 
 logger = logging.getLogger(__name__)
 
@@ -256,15 +255,9 @@ class FrontProtocol(HttpToolsProtocol):
             self._edge.reject(exchange, exc)
             return
         exchange.call = call
-        divided = call.parts > 1 and self._edge.divide(exchange, call)
-        if not divided:
-            self._edge.add(exchange)
         if self.flow.write_paused:
             self._edge.client_slow(exchange)  # it has not taken the answers before this one
-        if divided:
-            return
-        exchange.spec = spec = request_spec(exchange, call, len(body), self._edge.counts_tokens(call.model))
-        self._edge.post(Arrived(exchange.rid, spec))
+        self._edge.begin(exchange, call)
 
     # ------------------------------------------------------------- the exchange's client
 

@@ -92,7 +92,7 @@ class Pools:
 
     def _build(self, model: str) -> Pool | None:
         """The first mode that can serve now; when none can, the first that could if its members came back."""
-        members = [w for w in self._ledger if serves(w, model)]
+        members = [w for w in self._ledger if serves(w, model) and w.spec.role is not Role.ENCODE]
         if not members:
             return None
         self._modes = self._modes_of.get(model, self._usual)

@@ -14,6 +14,7 @@ from omni_proxy.apc.keys import block_keys
 from omni_proxy.call import CHAT, COMPLETIONS, parse_call
 from omni_proxy.messages import Tokenized
 from omni_proxy.prompts.chat_template import ChatTemplateError, load_chat_template
+from omni_proxy.prompts.media import media_of
 from omni_proxy.tokenizer import PromptTokenizer, PromptTokens, TokenCounter, open_end
 from tests.prompts import real_tokenizers
 
@@ -135,3 +136,27 @@ def test_an_open_end_must_be_there() -> None:
     assert open_end("<u>a<a>b<end>", [{"content": " b  "}]) == "<u>a<a>b"
     with pytest.raises(ChatTemplateError):
         open_end("<u>", [{"content": "b"}])
+
+
+def test_images_are_part_of_the_prefixs_name(tokenizer: PromptTokenizer) -> None:
+    """The same image before the same text is the same prefix; another image is another, from there on."""
+
+    def keys(url: str, text: str) -> tuple[int, ...]:
+        content = [
+            {"type": "text", "text": "word " * 64},
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": text * 64},
+        ]
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        call = parse_call(CHAT, msgspec.json.encode(body))
+        call.media = media_of(call)
+        found = tokenizer.read(call)
+        assert found is not None
+        assert found.ids is None, "a worker must not get them"
+        return found.keys
+
+    one, same, longer, other = keys("a", "x "), keys("a", "x "), keys("a", "x y "), keys("b", "x ")
+    assert one == same
+    common = sum(a == b for a, b in zip(one, other, strict=False))
+    assert 0 < common < len(one)
+    assert sum(a == b for a, b in zip(one, longer, strict=False)) > common
