@@ -148,6 +148,8 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
     worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     worker.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
+    worker.add_argument("--speculation", choices=("ngram", "off"), default="ngram", help="drafts from the text itself")
+    worker.add_argument("--speculative-tokens", type=_positive, default=8, metavar="N", help="the longest draft")
     worker.add_argument("--threads", type=_positive, default=1, metavar="N")
     _add_expert_parallel(worker)
     worker.add_argument("--drain", type=_seconds, default=5.0, metavar="SECONDS")
@@ -354,6 +356,8 @@ def _worker(options: argparse.Namespace) -> int:
             dtype=options.dtype,
             quantization=options.quantization,
             threads=options.threads,
+            speculation=options.speculation,
+            speculative_tokens=options.speculative_tokens,
             expert_parallel=options.expert_parallel,
             expert_redundancy=options.expert_redundancy,
             expert_window_steps=options.expert_window,

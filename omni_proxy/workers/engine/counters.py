@@ -26,6 +26,9 @@ class Counters:
     prefix_hits: int = 0
     """Prompt tokens found in it."""
     preemptions: int = 0
+    spec_drafts: int = 0
+    spec_draft_tokens: int = 0
+    spec_accepted_tokens: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {r.value: 0 for r in FinishReason})
 
     def planned(self, plan: Plan) -> None:
@@ -37,8 +40,14 @@ class Counters:
                 self.prefix_hits += seq.cached_tokens
                 self.prompt_tokens_cached += seq.cached_tokens
 
-    def computed(self, chunk: Chunk, drew: bool) -> None:
-        """Count the chunk's prompt tokens, and the token that was drawn after it."""
+    def drafted(self, tokens: int, right: int) -> None:
+        """Count a draft that was checked."""
+        self.spec_drafts += 1
+        self.spec_draft_tokens += tokens
+        self.spec_accepted_tokens += right
+
+    def computed(self, chunk: Chunk, drew: int) -> None:
+        """Count the chunk's prompt tokens, and the tokens that were drawn after it."""
         stop = min(chunk.start + chunk.count, chunk.seq.prompt_len)
         self.prompt_tokens_computed += max(0, stop - chunk.start)
         self.generation_tokens += drew
@@ -98,6 +107,9 @@ def read_stats(
         prefix_queries=counters.prefix_queries,
         prefix_hits=counters.prefix_hits,
         preemptions=counters.preemptions,
+        spec_drafts=counters.spec_drafts,
+        spec_draft_tokens=counters.spec_draft_tokens,
+        spec_accepted_tokens=counters.spec_accepted_tokens,
         kv_bytes_sent=transfers.bytes_sent,
         kv_bytes_received=transfers.bytes_received,
         kv_transfers=transfers.completed,

@@ -35,6 +35,7 @@ from omni_proxy.workers.engine.runner import Runner
 from omni_proxy.workers.engine.sampler import Drawn
 from omni_proxy.workers.engine.sequence import Phase, Sequence, finish_reason
 from omni_proxy.workers.engine.sizing import block_bytes, engine_info, kv_layout
+from omni_proxy.workers.engine.speculation import Drafter
 from omni_proxy.workers.engine.types import (
     Emit,
     EngineConfig,
@@ -74,7 +75,8 @@ class Engine:
         self._events = _publisher(config)
         self._log = None if self._events is None else CacheLog(sizes.block_size)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
-        self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._drafter = _drafter(config, sizes.max_model_len)
+        self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens, self._drafter)
         self._transfers = Transfers(
             config,
             kv_layout(config, checkpoint),
@@ -248,7 +250,9 @@ class Engine:
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> None:
         try:
+            begun = time.perf_counter()
             drawn = self._runner.run(chunks, self._begin_pushes(chunks))
+            seconds = time.perf_counter() - begun
             self._transfers.pusher.computed()
         except RankLost:
             raise  # no step will work again: the engine ends, and its worker with it
@@ -257,8 +261,21 @@ class Engine:
             for chunk in chunks:
                 self._finish(chunk.seq, FinishReason.ERROR, error=_say(exc))
             return
-        for chunk, token in zip(chunks, drawn, strict=True):
-            self._accept(chunk, token)
+        self._learn(chunks, drawn, seconds)
+        for chunk, tokens in zip(chunks, drawn, strict=True):
+            self._accept(chunk, tokens)
+
+    def _learn(self, chunks: tuple[Chunk, ...], drawn: list[tuple[Drawn, ...]], seconds: float) -> None:
+        """What drafts cost and how often they were right."""
+        if self._drafter is None:
+            return
+        if all(chunk.count == 1 for chunk in chunks):
+            self._drafter.costs.observe(len(chunks), sum(len(chunk.draft) for chunk in chunks), seconds)
+        decoding = sum(chunk.count == 1 for chunk in chunks)
+        for chunk, tokens in zip(chunks, drawn, strict=True):
+            if chunk.draft:
+                self._drafter.checked(chunk.seq, decoding, len(chunk.draft), len(tokens) - 1)
+                self._counters.drafted(len(chunk.draft), len(tokens) - 1)
 
     def _begin_pushes(self, chunks: tuple[Chunk, ...]) -> StepProgress | None:
         """Say which of the chunks' KV others wait for; what the step must tell them, if any."""
@@ -269,23 +286,30 @@ class Engine:
         ]
         return self._transfers.pusher.computing(parts) if parts else None
 
-    def _accept(self, chunk: Chunk, drawn: Drawn | None) -> None:
+    def _accept(self, chunk: Chunk, drawn: tuple[Drawn, ...]) -> None:
+        """Book what a chunk gave; a token that ends the sequence is the last, whatever was drawn after it."""
         seq = chunk.seq
-        self._counters.computed(chunk, drawn is not None)
-        self._planner.advance(chunk, None if drawn is None else drawn.token_id)
-        if drawn is None:
-            return
-        reason = finish_reason(seq, self.info.eos_token_ids, self.info.max_model_len)
-        if reason is None:
+        self._planner.advance(chunk, drawn[0].token_id if drawn else None)
+        reason = self._end_of(seq) if drawn else None
+        taken = min(1, len(drawn))
+        while reason is None and taken < len(drawn):
+            self._planner.confirm(seq, drawn[taken].token_id)
+            reason = self._end_of(seq)
+            taken += 1
+        self._counters.computed(chunk, taken)
+        if reason is not None:
+            self._finish(seq, reason, drawn[:taken])
+        elif drawn:
             self._emit(_output(seq, drawn))
-        else:
-            self._finish(seq, reason, drawn)
+
+    def _end_of(self, seq: Sequence) -> FinishReason | None:
+        return finish_reason(seq, self.info.eos_token_ids, self.info.max_model_len)
 
     def _finish(
         self,
         seq: Sequence,
         reason: FinishReason,
-        drawn: Drawn | None = None,
+        drawn: tuple[Drawn, ...] = (),
         error: str | None = None,
     ) -> None:
         """The one end of a request: blocks go home or into a lease, and the last output goes out."""
@@ -293,6 +317,8 @@ class Engine:
         if seq.request.room is not None:
             keep = self._end_room(seq, keep, reason)
         self._planner.remove(seq.request_id, pin_prompt=keep)
+        if self._drafter is not None:
+            self._drafter.forget(seq.request_id)
         handoff = self._transfers.offer(seq) if keep else None
         self._counters.ended(reason)
         self._emit(_output(seq, drawn, reason, handoff, error))
@@ -400,18 +426,22 @@ def _expert_parallel(
     return ExpertParallel(folder, checkpoint.config, dtype, options, on_lost)
 
 
+def _drafter(config: EngineConfig, max_model_len: int) -> Drafter | None:
+    return None if config.speculation == "off" else Drafter(config.speculative_tokens, max_model_len)
+
+
 def _output(
     seq: Sequence,
-    drawn: Drawn | None,
+    drawn: tuple[Drawn, ...],
     reason: FinishReason | None = None,
     handoff: Handoff | None = None,
     error: str | None = None,
 ) -> Output:
-    logprob = None if drawn is None else drawn.logprob
+    logprobs = tuple(one.logprob for one in drawn if one.logprob is not None)
     return Output(
         seq.request_id,
-        () if drawn is None else (drawn.token_id,),
-        None if logprob is None else (logprob,),
+        tuple(one.token_id for one in drawn),
+        logprobs or None,
         reason,
         seq.cached_tokens,
         handoff,

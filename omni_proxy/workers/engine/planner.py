@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from omni_proxy.workers.engine.blocks import BlockPool, CacheListener, Key
 from omni_proxy.workers.engine.sequence import Phase, Sequence
@@ -26,11 +27,17 @@ class Chunk:
     count: int
     samples: bool
     """The chunk reaches the last token: a new one is drawn."""
+    draft: tuple[int, ...] = ()
+    """Tokens that may follow: computed in the same step, kept as far as they are what would have been drawn."""
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Chunks of a single token come first."""
+    """One step. Chunks of a single row come first."""
 
     chunks: tuple[Chunk, ...] = ()
     pulls: tuple[Sequence, ...] = ()
@@ -52,13 +59,23 @@ def _running_order(seq: Sequence) -> tuple[int, int]:
     return (seq.request.priority, seq.admitted)
 
 
+class Drafts(Protocol):
+    """Guesses what a decoding sequence says next."""
+
+    def propose(self, seq: Sequence, sequences: int, most: int) -> tuple[int, ...]:
+        """At most `most` tokens, in a step that decodes `sequences`."""
+        ...
+
+
 class Planner:
     """Owns the sequences from `add` to `remove`, and moves blocks between them and the pool.
 
     Lower `priority` goes first. Between `plan` and the `advance` of each of its chunks nothing else may be planned.
     """
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, drafter: Drafts | None = None
+    ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(
                 f"max_num_seqs {max_num_seqs} must lie in 1..{max_num_batched_tokens} (max_num_batched_tokens)"
@@ -66,6 +83,7 @@ class Planner:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_num_batched_tokens
+        self._drafter = drafter
         self._live: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -141,9 +159,11 @@ class Planner:
             if seq.phase is Phase.RUNNING and budget > 0:
                 prompts.append(_chunk(seq, budget))
                 budget -= prompts[-1].count
-        prompts.sort(key=lambda chunk: chunk.count != 1)
+        if self._drafter is not None:
+            decodes = self._add_drafts(self._drafter, decodes, budget)
+        chunks = sorted((*decodes, *prompts), key=lambda chunk: chunk.rows != 1)
         pulls = tuple(seq for seq in admitted if seq.phase is Phase.PULLING)
-        return Plan((*decodes, *prompts), pulls, tuple(admitted), tuple(preempted))
+        return Plan(tuple(chunks), pulls, tuple(admitted), tuple(preempted))
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
         """The chunk has been computed: its KV is valid, and `token` was drawn if it samples."""
@@ -152,6 +172,12 @@ class Planner:
         self._publish(seq)
         if token is not None:
             seq.tokens.append(token)
+
+    def confirm(self, seq: Sequence, token: int) -> None:
+        """The last token was drafted, and so its KV is valid; `token` was drawn after it."""
+        seq.kv_len = len(seq.tokens)
+        self._publish(seq)
+        seq.tokens.append(token)
 
     def check(self) -> None:
         """Assert that sequences, phases and blocks agree."""
@@ -179,6 +205,25 @@ class Planner:
                 budget -= 1
         return chunks, budget
 
+    def _add_drafts(self, drafter: Drafts, decodes: list[Chunk], budget: int) -> list[Chunk]:
+        """Drafts for what decodes, of the budget that is left and in blocks that nobody needs."""
+        chunks = []
+        for chunk in decodes:
+            draft = drafter.propose(chunk.seq, len(decodes), budget)
+            budget -= len(draft)
+            chunks.append(replace(chunk, draft=draft) if draft and self._spare_blocks(chunk.seq, len(draft)) else chunk)
+        return chunks
+
+    def _spare_blocks(self, seq: Sequence, more: int) -> bool:
+        """Give `seq` blocks for `more` tokens than it has, if others are left one each."""
+        missing = seq.blocks_for(len(seq.tokens) + more) - len(seq.blocks)
+        if missing <= 0:
+            return True
+        if missing + len(self._running) > self._pool.num_free:
+            return False
+        seq.blocks.extend(self._pool.try_allocate(missing) or ())
+        return True
+
     def _plan_prompts(self, budget: int) -> tuple[list[Chunk], int]:
         chunks: list[Chunk] = []
         for seq in self._running:
@@ -189,7 +234,7 @@ class Planner:
 
     def _grow(self, seq: Sequence, preempted: list[Sequence]) -> bool:
         """Give `seq` blocks for all of its tokens, at others' cost if need be; False if it lost its own."""
-        missing = seq.blocks_for(len(seq.tokens)) - len(seq.blocks)
+        missing = max(0, seq.blocks_for(len(seq.tokens)) - len(seq.blocks))
         while (blocks := self._pool.try_allocate(missing)) is None:
             victim = self._running[-1]
             self._preempt(victim)

@@ -41,12 +41,15 @@ class Runner:
         self._eos = checkpoint.config.eos_token_ids
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk], progress: ops.StepProgress | None = None) -> list[Drawn | None]:
-        """Compute the chunks (single tokens first) and draw a token for each that samples."""
+    def run(self, chunks: Sequence[Chunk], progress: ops.StepProgress | None = None) -> list[tuple[Drawn, ...]]:
+        """Compute the chunks (single rows first) and draw for each that samples: a token, and those after right drafts.
+
+        A draft is right as far as it is what is drawn; a row's draw depends on nothing but its seed, place and logits.
+        """
         logits = self.model.forward(self._batch(chunks), self._kv, progress)
-        drawing = [chunk for chunk in chunks if chunk.samples]
-        drawn = iter(sample(logits, [self._draw(c) for c in drawing]) if drawing else [])
-        return [next(drawn) if chunk.samples else None for chunk in chunks]
+        draws = [draw for chunk in chunks if chunk.samples for draw in self._draws(chunk)]
+        drawn = iter(sample(logits, draws) if draws else [])
+        return [_right(chunk.draft, [next(drawn) for _ in range(_logit_rows(chunk))]) for chunk in chunks]
 
     @torch.inference_mode()
     def export_bytes(self, blocks: Sequence[int]) -> memoryview:
@@ -86,15 +89,14 @@ class Runner:
         slots: list[int] = []
         logit_rows: list[int] = []
         for chunk in chunks:
-            stop = chunk.start + chunk.count
-            tokens += chunk.seq.tokens[chunk.start : stop]
-            positions += range(chunk.start, stop)
+            tokens += chunk.seq.tokens[chunk.start : chunk.start + chunk.count]
+            tokens += chunk.draft
+            positions += range(chunk.start, chunk.start + chunk.rows)
             slots += self._slots(chunk)
-            if chunk.samples:
-                logit_rows.append(len(tokens) - 1)
+            logit_rows += range(len(tokens) - _logit_rows(chunk), len(tokens))
         attention = ops.attention_batch(
-            [chunk.count for chunk in chunks],
-            [chunk.start + chunk.count for chunk in chunks],
+            [chunk.rows for chunk in chunks],
+            [chunk.start + chunk.rows for chunk in chunks],
             [chunk.seq.blocks for chunk in chunks],
             self._block_size,
             self.model.dtype,
@@ -111,14 +113,31 @@ class Runner:
         seq, size = chunk.seq, self._block_size
         return [
             seq.blocks[p // size] * size + p % size if p >= seq.kv_len else self._spare_slot
-            for p in range(chunk.start, chunk.start + chunk.count)
+            for p in range(chunk.start, chunk.start + chunk.rows)
         ]
 
-    def _draw(self, chunk: Chunk) -> Draw:
-        seq, sampling = chunk.seq, chunk.seq.request.sampling
-        early = seq.num_generated < sampling.min_tokens
-        forbidden = sampling.stop_token_ids | self._eos if early else frozenset[int]()
-        return Draw(sampling, seq.seed, seq.num_generated, forbidden)
+    def _draws(self, chunk: Chunk) -> list[Draw]:
+        first = chunk.seq.num_generated
+        return [self._draw(chunk, index) for index in range(first, first + _logit_rows(chunk))]
+
+    def _draw(self, chunk: Chunk, index: int) -> Draw:
+        """How token number `index` of the answer is drawn."""
+        sampling = chunk.seq.request.sampling
+        forbidden = sampling.stop_token_ids | self._eos if index < sampling.min_tokens else frozenset[int]()
+        return Draw(sampling, chunk.seq.seed, index, forbidden)
+
+
+def _logit_rows(chunk: Chunk) -> int:
+    """Rows of a chunk after which a token is drawn: its last, and those of its draft."""
+    return 1 + len(chunk.draft) if chunk.samples else 0
+
+
+def _right(draft: tuple[int, ...], drawn: list[Drawn]) -> tuple[Drawn, ...]:
+    """What was drawn as long as the draft before it was right."""
+    right = 0
+    while right < len(draft) and drawn[right].token_id == draft[right]:
+        right += 1
+    return tuple(drawn[: right + 1])
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -164,6 +164,12 @@ class EngineStats:
     """Time with pieces on the way while their prompt was still being computed."""
     kv_push_exposed_s: float = 0.0
     """Time with pieces on the way after it was computed."""
+    spec_drafts: int = 0
+    """Drafts of speculative decoding."""
+    spec_draft_tokens: int = 0
+    """Their tokens."""
+    spec_accepted_tokens: int = 0
+    """Those that were what was drawn."""
     requests_finished: Mapping[str, int] = field(default_factory=dict)
     """By FinishReason value."""
     expert_tokens: tuple[tuple[int, ...], ...] = ()
@@ -206,6 +212,10 @@ class EngineConfig:
     quantization: str | None = None
     """int8 keeps the matrices in 8 bits, quantised at load; None keeps what the checkpoint holds."""
     threads: int | None = None
+    speculation: str = "ngram"
+    """ngram or off: whether what a text has said before is tried as what it says next."""
+    speculative_tokens: int = 8
+    """The longest draft."""
     expert_parallel: int = 1
     """Processes that share the experts; 1 keeps them all in this one."""
     expert_redundancy: int | None = None

@@ -75,7 +75,14 @@ def _require(holds: bool, field: str, detail: str) -> None:
 
 def check_config(config: EngineConfig) -> None:
     """Raise ValueError, naming the field, for sizes that make no engine."""
-    for name in ("block_size", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "expert_parallel"):
+    for name in (
+        "block_size",
+        "kv_cache_bytes",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "expert_parallel",
+        "speculative_tokens",
+    ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}")
     if config.expert_window_steps < 0:
@@ -91,6 +98,7 @@ def check_config(config: EngineConfig) -> None:
         raise ValueError("quantization is not supported with expert_parallel")
     choices = {
         "role": ("prefill", "decode", "mixed"),
+        "speculation": ("ngram", "off"),
         "kv_load_failure_policy": ("fail", "recompute"),
         "dtype": ("float32", "bfloat16"),
         "quantization": (None, "int8"),

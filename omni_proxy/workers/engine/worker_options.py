@@ -10,6 +10,7 @@ from omni_proxy.workers.engine.types import DEFAULT_LEASE_S, EngineConfig
 
 _CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
     "role": ("prefill", "decode", "mixed"),
+    "speculation": ("ngram", "off"),
     "kv_load_failure_policy": ("fail", "recompute"),
     "dtype": ("float32", "bfloat16"),
     "quantization": (None, "int8"),
@@ -38,6 +39,8 @@ class WorkerOptions:
     dtype: str = "float32"
     quantization: str | None = None
     threads: int = 1
+    speculation: str = "ngram"
+    speculative_tokens: int = 8
     expert_parallel: int = 1
     expert_redundancy: int | None = None
     expert_window_steps: int = 256
@@ -70,6 +73,8 @@ class WorkerOptions:
             dtype=self.dtype,
             quantization=self.quantization,
             threads=self.threads,
+            speculation=self.speculation,
+            speculative_tokens=self.speculative_tokens,
             expert_parallel=self.expert_parallel,
             expert_redundancy=self.expert_redundancy,
             expert_window_steps=self.expert_window_steps,

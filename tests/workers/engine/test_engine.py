@@ -168,7 +168,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_lives_on(
     with running(tied) as engine:
         real = engine._runner.run
 
-        def broken(chunks: Any) -> Any:
+        def broken(chunks: Any, progress: Any) -> Any:
             monkeypatch.setattr(engine._runner, "run", real)
             raise FloatingPointError("out of numbers")
 

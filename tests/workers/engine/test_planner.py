@@ -212,7 +212,7 @@ def test_unpublished_blocks_are_never_shared() -> None:
 
 
 class PlannerMachine(RuleBasedStateMachine):
-    """Arrivals, aborts, preemption, pulls and leases in any order.
+    """Arrivals, aborts, preemption, pulls, leases and drafts, right or wrong, in any order.
 
     `content` is what lies in each place of each block, written as the runner would write it. Whatever a sequence
     believes valid must be what it would have written itself.
@@ -221,15 +221,20 @@ class PlannerMachine(RuleBasedStateMachine):
     @initialize(blocks=st.integers(4, 10), seqs=st.integers(1, 4), extra=st.integers(0, 6))
     def start(self, blocks: int, seqs: int, extra: int) -> None:
         self.pool = BlockPool(blocks, SIZE)
-        self.planner = Planner(self.pool, seqs, seqs + extra)
+        self.draft: tuple[int, ...] = ()
+        self.planner = Planner(self.pool, seqs, seqs + extra, self)
         self.content: dict[tuple[int, int], object] = {}
         self.kept: dict[str, tuple[list[int], list[object]]] = {}
         self.count = 0
         self.limit = blocks * SIZE
 
-    def identity(self, seq: Sequence, position: int) -> object:
+    def propose(self, seq: Sequence, sequences: int, most: int) -> tuple[int, ...]:
+        """As a drafter: whatever this step's draw says, within the sequence's limit."""
+        return self.draft[: max(0, min(most, self.limit - len(seq.tokens) - 1))]
+
+    def identity(self, seq: Sequence, position: int, draft: tuple[int, ...] = ()) -> object:
         """KV at a position depends on all tokens up to it."""
-        return (seq.request.cache_salt, *seq.tokens[: position + 1])
+        return (seq.request.cache_salt, *(*seq.tokens, *draft)[: position + 1])
 
     @rule(
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=15),
@@ -275,28 +280,33 @@ class PlannerMachine(RuleBasedStateMachine):
             self.write(seq, position)
         self.planner.pull_finished(seq.request_id)
 
-    @rule(steps=st.integers(1, 4), token=st.integers(0, 1))
-    def steps(self, steps: int, token: int) -> None:
+    @rule(steps=st.integers(1, 4), token=st.integers(0, 1), draft=st.lists(st.integers(0, 1), max_size=6))
+    def steps(self, steps: int, token: int, draft: list[int]) -> None:
+        self.draft = tuple(draft)
         for _ in range(steps):
             plan = self.planner.plan()
-            assert sum(c.count for c in plan.chunks) <= self.planner._max_tokens
-            counts = [c.count for c in plan.chunks]
+            assert sum(c.rows for c in plan.chunks) <= self.planner._max_tokens
+            counts = [c.rows for c in plan.chunks]
             assert counts == sorted(counts, key=lambda n: n != 1)
             assert len({c.seq.request_id for c in plan.chunks}) == len(plan.chunks)
             for chunk in plan.chunks:
-                for position in range(chunk.start, chunk.start + chunk.count):
+                for position in range(chunk.start, chunk.start + chunk.rows):
                     if position >= chunk.seq.kv_len:
-                        self.write(chunk.seq, position)
+                        self.write(chunk.seq, position, chunk.draft)
             for chunk in plan.chunks:
                 self.planner.advance(chunk, token if chunk.samples else None)
+                for guess in chunk.draft:
+                    if guess != token or len(chunk.seq.tokens) >= self.limit:
+                        break
+                    self.planner.confirm(chunk.seq, token)
                 if len(chunk.seq.tokens) >= self.limit:
                     self.planner.remove(chunk.seq.request_id)
 
-    def write(self, seq: Sequence, position: int) -> None:
+    def write(self, seq: Sequence, position: int, draft: tuple[int, ...] = ()) -> None:
         block = seq.blocks[position // SIZE]
         assert self.pool.refs(block) == 1, "a shared block is written"
         assert not self.pool.is_published(block), "a cached block is written"
-        self.content[block, position % SIZE] = self.identity(seq, position)
+        self.content[block, position % SIZE] = self.identity(seq, position, draft)
 
     @invariant()
     def everything_agrees(self) -> None:
