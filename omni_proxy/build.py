@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from omni_proxy.api.admin import AdminServer, create_admin_app
 from omni_proxy.api.app import create_app
+from omni_proxy.api.callbacks import CallbackServer
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
@@ -46,9 +47,10 @@ from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
 from omni_proxy.workers.control import ControlResult, control
+from omni_proxy.workers.described import client_files, dp_size, rank_names
 from omni_proxy.workers.kv_events import KvEvents
-from omni_proxy.workers.kv_sources import sources_of
-from omni_proxy.workers.membership import Membership, client_files
+from omni_proxy.workers.kv_sources import by_member, sources_of
+from omni_proxy.workers.membership import Membership
 from omni_proxy.workers.probe import Description
 from omni_proxy.workers.upstream import Upstreams
 
@@ -94,7 +96,7 @@ class Scheduling:
         self.recorder = _recorder(config)
         recorders = [self.recorder] if self.recorder is not None else []
         self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes], recorders)
-        self.membership = Membership(self.driver.post, config.health)
+        self.membership = Membership(self.driver.post, config.health, config.callbacks is not None)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
             self.membership.on_change(self.kv_events.keep)
@@ -116,8 +118,8 @@ class Scheduling:
 
     async def _remove_when_idle(self, name: str) -> None:
         while self.membership.is_leaving(name):
-            load = next((w for w in self.core.workers() if w.spec.name == name), None)
-            if load is None or (load.seqs == 0 and load.kv_tokens == 0):
+            loads = [w for w in self.core.workers() if name in (w.spec.name, w.spec.endpoint)]
+            if all(load.seqs == 0 and load.kv_tokens == 0 for load in loads):
                 self.membership.remove(name)
                 return
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -152,7 +154,9 @@ class Scheduling:
 
     def _described(self, worker: Worker, said: Description) -> None:
         if self.kv_events is not None:
-            self.kv_events.set(worker.name, sources_of(worker, said.event_sources))
+            names = rank_names(worker.name, dp_size(worker, said.facts))
+            for name, sources in by_member(sources_of(worker, said.event_sources), worker.name, names).items():
+                self.kv_events.set(name, sources)
 
     # ------------------------------------------------------------- the app's view
 
@@ -196,13 +200,18 @@ class Front:
         self._counter = _token_counter(config, post)
         limits, served = _edge_limits(config), _served(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
+        self._callbacks = _callback_server(config, self.edge)
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve on a listening socket until `stop`, then drain; `force` ends that early."""
         try:
+            if self._callbacks is not None:
+                await self._callbacks.start()
             await self._server.run(sock, stop, force)
         finally:
+            if self._callbacks is not None:
+                self._callbacks.close()
             self.upstreams.close()
             if self._counter is not None:
                 self._counter.close()
@@ -307,6 +316,19 @@ def check_usable(config: Config) -> None:
     log = _access_log(config)
     if log is not None:
         log.close()
+
+
+def _callback_server(config: Config, edge: Edge) -> CallbackServer | None:
+    wanted = config.callbacks
+    if wanted is None:
+        return None
+    host = wanted.listen_host or wanted.host
+    try:
+        server = CallbackServer(edge.asked, host, wanted.port, wanted.host)
+    except OSError as exc:
+        raise ConfigError(f"callbacks: cannot listen on {host}:{wanted.port}: {exc.strerror or exc}") from exc
+    edge.callback_url = server.url
+    return server
 
 
 def _recorder(config: Config) -> Recorder | None:

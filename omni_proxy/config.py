@@ -48,10 +48,16 @@ class KvCachePolicy(StrEnum):
 
 
 class ConnectorName(StrEnum):
-    """How a worker hands KV over; `workers/connectors/registry.py` has one class for each."""
+    """How a worker hands KV over; `workers/connectors/registry.py` has one class for each but `auto`."""
+
+    AUTO = "auto"
+    """The worker is asked; one that does not say is not used."""
 
     VLLM_NIXL = "vllm-nixl"
+    VLLM_MOONCAKE = "vllm-mooncake"
+    VLLM_P2P_NCCL = "vllm-p2p-nccl"
     ASCEND_MOONCAKE = "ascend-mooncake"
+    ASCEND_LAYERWISE = "ascend-layerwise"
     OMNI_LLMDATADIST = "omni-llmdatadist"
     OMNI = "omni"
     SGLANG = "sglang"
@@ -149,6 +155,13 @@ def _zmq_endpoint(endpoint: str) -> str:
     return endpoint
 
 
+def _host_port(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if address and (not colon or not host or not port.isdigit() or not 1 <= int(port) <= 65535):
+        raise ValueError("must be HOST:PORT")
+    return address
+
+
 ZmqEndpoint = Annotated[str, AfterValidator(_zmq_endpoint)]
 
 
@@ -179,7 +192,8 @@ class Worker(_Model):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     url: WorkerUrl
     role: Role
-    connector: ConnectorName = ConnectorName.VLLM_NIXL
+    connector: ConnectorName | None = None
+    """None: the worker is asked; P and D that do not say are taken for `vllm-nixl`."""
     models: tuple[ModelName, ...] | dict[ModelName, ModelName] | None = None
     """What it serves: names, or the gateway's names with the worker's own behind them."""
     group: str = ""
@@ -198,8 +212,14 @@ class Worker(_Model):
     tls: WorkerTls | None = None
     """For an https URL; None there: the system's authorities, no certificate of our own."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Where decode workers meet a prefill worker in parallel mode: SGLang's bootstrap server, or an embedded worker's
-    side channel."""
+    """Where decode workers meet a prefill worker in parallel mode: the bootstrap server of SGLang or Mooncake, or an
+    embedded worker's side channel. None: as it says, else the engine's default."""
+    kv_address: Annotated[str, AfterValidator(_host_port)] = ""
+    """HOST:PORT at which the KV connector listens (`vllm-p2p-nccl`); empty: as it announces."""
+    dp_size: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Data-parallel ranks behind the URL, each with limits like these; None: as the worker says, else one."""
+    checks: bool = True
+    """Refuse it where what it says of itself does not fit its connector, its role, or its partners."""
     kv_events: WorkerKvEvents = WorkerKvEvents()
 
     @property
@@ -303,6 +323,23 @@ class Scheduling(_Model):
         return self
 
 
+class Callbacks(_Model):
+    """Where workers that go first ask this gateway for their prefill (`ascend-layerwise`): plain HTTP, a port apart."""
+
+    host: Annotated[str, Field(min_length=1)]
+    """By which workers reach the gateway."""
+    port: Port = 0
+    """0: one that is free. With several processes each has its own."""
+    listen_host: Annotated[str, Field(min_length=1)] | None = None
+    """None: the same as `host`."""
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        if self.host in ("0.0.0.0", "::", "*"):
+            raise ValueError(f"'host' must be an address that workers can reach, not {self.host}")
+        return self
+
+
 class Timeouts(_Model):
     """Upstream time limits. There is none on the whole: an answer may stream for hours."""
 
@@ -364,11 +401,21 @@ class Config(_Model):
     keepalive: Keepalive = Keepalive()
     health: Health = Health()
     retries: Retries = Retries()
+    callbacks: Callbacks | None = None
     access_log: AccessLog = AccessLog()
     record: str | None = None
     """A file for the core's events and effects, for `omni-proxy replay`."""
     timelines: Annotated[int, Field(ge=0)] = 1000
     """How many ended requests `/omni/requests` remembers."""
+
+    @model_validator(mode="after")
+    def _callbacks_can_be_heard(self) -> Self:
+        asking = [w.name for w in self.workers if w.connector is ConnectorName.ASCEND_LAYERWISE]
+        if asking and self.callbacks is None:
+            raise ValueError(f"'callbacks' is needed for the connector ascend-layerwise of {', '.join(asking)}")
+        if self.callbacks is not None and self.callbacks.port and self.processes > 1:
+            raise ValueError("'callbacks.port' must be 0 with several processes: each listens on its own")
+        return self
 
     @model_validator(mode="after")
     def _workers_are_distinct(self) -> Self:

@@ -137,6 +137,10 @@ class WorkerSpec(Struct, frozen=True):
     fail_timeout_s: float | None = None
     block_tokens: int | None = None
     """Tokens in a block of its KV cache."""
+    endpoint: str = ""
+    """The worker of the config whose data-parallel rank this is; empty where that is one engine."""
+    engine: str = ""
+    """What it says that it is."""
 
 
 class RequestSpec(Struct, frozen=True):

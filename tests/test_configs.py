@@ -17,8 +17,13 @@ WORKER = {"name": "p0", "url": "http://127.0.0.1:1", "role": "prefill"}
 def test_shipped_config_loads(path: Path) -> None:
     config = load(path)
     assert config.workers
-    assert {w.connector for w in config.workers} <= CONNECTORS.keys()
+    assert {w.connector for w in config.workers} <= {None, "auto"} | CONNECTORS.keys()
     assert "listen:" in effective(config)
+
+
+def test_every_connector_has_an_example() -> None:
+    shown = {w.connector for path in CONFIGS if path.parent.name == "configs" for w in load(path).workers}
+    assert shown - {None} == set(ConnectorName)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_every_connector_that_a_config_may_name_is_there() -> None:
-    assert CONNECTORS.keys() == set(ConnectorName)
+    assert CONNECTORS.keys() == set(ConnectorName) - {ConnectorName.AUTO}
 
 
 def test_secrets_are_not_shown() -> None:

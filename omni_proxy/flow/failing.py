@@ -9,7 +9,7 @@ from omni_proxy.flow.board import Board
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.retries import Verdict, error_of
 from omni_proxy.lifecycle.stages import On
-from omni_proxy.messages import DecodeBroke, Failure, Lease, LegFailed
+from omni_proxy.messages import DecodeBroke, Failure, FailureKind, Lease, LegFailed
 from omni_proxy.scheduler.ledger import WorkerLoad
 
 
@@ -25,7 +25,7 @@ def leg_failed(board: Board, event: LegFailed, now: float) -> None:
     if verdict is Verdict.FAIL or board.pools.of(request.spec.model) is None:
         _give_up(board, request, lease, failure, now)
     else:
-        _retry(board, request, lease, verdict, now)
+        _retry(board, request, lease, verdict, failure, now)
     board.plan(now)
 
 
@@ -39,7 +39,7 @@ def decode_broke(board: Board, event: DecodeBroke, now: float) -> None:
     board.drop_leases(request, keep=lease)
     if board.settings.retries.may_resume(request.retries) and board.pools.of(request.spec.model) is not None:
         request.resume(lease.worker, event.emitted_tokens, now)
-        _retry(board, request, lease, Verdict.START_OVER, now)
+        _retry(board, request, lease, Verdict.START_OVER, failure, now)
     else:
         _give_up(board, request, lease, failure, now)
     board.plan(now)
@@ -65,9 +65,11 @@ def _verdict(board: Board, request: Request, lease: Lease, failure: Failure, wor
     return board.settings.retries.verdict(lease.leg, failure, request.retries, prefilled, reusable)
 
 
-def _retry(board: Board, request: Request, lease: Lease, verdict: Verdict, now: float) -> None:
+def _retry(board: Board, request: Request, lease: Lease, verdict: Verdict, failure: Failure, now: float) -> None:
     request.retries += 1
     request.avoid = request.avoid | {lease.worker}
+    if failure.kind in (FailureKind.CONNECT, FailureKind.CLOSED):  # behind one address: gone together
+        request.avoid = request.avoid | board.ledger.ranks_beside(lease.worker)
     if verdict is Verdict.DECODE_AGAIN:
         request.move(On.DECODE_RETRIED, now)
         board.line_up(request, now, now + board.settings.queue_timeout_s, first=True)

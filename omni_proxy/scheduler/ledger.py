@@ -189,6 +189,14 @@ class Ledger:
     def get(self, name: str) -> WorkerLoad | None:
         return self._workers.get(name)
 
+    def ranks_beside(self, name: str) -> frozenset[str]:
+        """The other data-parallel ranks behind a member's endpoint."""
+        load = self._workers.get(name)
+        endpoint = "" if load is None else load.spec.endpoint
+        if not endpoint:
+            return frozenset()
+        return frozenset([w.name for w in self._workers.values() if w.spec.endpoint == endpoint and w.name != name])
+
     def is_member(self, load: WorkerLoad) -> bool:
         """False for one that was removed, even when its name has come back."""
         return self._workers.get(load.spec.name) is load
@@ -256,6 +264,13 @@ class Ledger:
         if len(load.fail_times) < max_fails:
             return False
         load.ejected_until = now + within_s
+        if kind is FailureKind.CONNECT and spec.endpoint:  # behind one address: none of them can be reached
+            for other in self._workers.values():
+                if other.spec.endpoint == spec.endpoint:
+                    other.ejected_until = max(other.ejected_until, load.ejected_until)
+                    other.fail_times = other.fail_times or [now]
+                    if other.up and not other.draining:
+                        other.reason = f"ejected: {kind.value}"
         self.trusted_from = max(self.trusted_from, load.ejected_until)
         if self._has_peer(load, now):
             self._slow_starts.begin(load, load.ejected_until)

@@ -28,7 +28,7 @@ def sources_of(worker: Worker, told: Sequence[EventSource]) -> list[Source]:
                 wanted.topic,
                 rank,
             )
-            for rank in range(wanted.ranks)
+            for rank in range(max(wanted.ranks, worker.dp_size or 1))
         ]
     if not wanted.discover:
         return []
@@ -38,6 +38,18 @@ def sources_of(worker: Worker, told: Sequence[EventSource]) -> list[Source]:
     if len({source.endpoint for source in sources}) < len(sources):  # told as configured, before ranks count it up
         return [_at_rank(source) for source in sources]
     return sources
+
+
+def by_member(sources: Sequence[Source], worker: str, members: Sequence[str]) -> dict[str, list[Source]]:
+    """The sources of each member of a worker: of each rank its own, where every rank is one."""
+    found: dict[str, list[Source]] = {name: [] for name in members}
+    for source in sources:
+        if members == [worker]:
+            found[worker].append(source)
+        elif source.rank < len(members):
+            name = members[source.rank]
+            found[name].append(structs.replace(source, worker=name))
+    return found
 
 
 def _at_rank(source: Source) -> Source:

@@ -1,7 +1,8 @@
 """Who is there: the members, what they say of themselves, and whether they answer.
 
-Each member is probed on its own: `/health` decides up or down, `/v1/models` and `/metrics` tell model names, context
-length and KV capacity once it is up.
+Each worker is probed on its own: `/health` decides up or down; once it is up, other routes tell what it is. One that
+does not fit its connector or its partners is refused, with the reason, and looked at again. A worker with several
+data-parallel ranks is as many members.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import httpx
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.config import Health, Worker, WorkerTls
-from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerSpec, WorkerUp
-from omni_proxy.tls import ClientFiles
-from omni_proxy.workers.connectors.registry import CONNECTORS
+from omni_proxy.config import ConnectorName, Health, Worker
+from omni_proxy.messages import Event, Role, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerUp
+from omni_proxy.workers.connectors.vllm_mooncake import BOOTSTRAP_PORT
+from omni_proxy.workers.described import client_files, dp_size, listed, members, models_of, rank_names, specs
+from omni_proxy.workers.fit import Unfit, apart, connector_of, missing_of
 from omni_proxy.workers.member import Member
-from omni_proxy.workers.probe import Description, ModelInfo, Probe, Unclear
+from omni_proxy.workers.probe import Description, Probe, Unclear
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +40,21 @@ class _Watched:
     held: str = ""
     """Why it gets no work although it answers; empty: it gets some."""
     description: Description = _UNKNOWN
+    connector: str = ""
+    """Empty: not known yet."""
+    names: tuple[str, ...] = ()
+    """Its members, one for each data-parallel rank."""
+    refused: str = ""
+    """Why it is not used although it answers."""
 
 
 class Membership:
     """The members by name, and the tasks that watch them."""
 
-    def __init__(self, post: Callable[[Event], None], health: Health) -> None:
+    def __init__(self, post: Callable[[Event], None], health: Health, callbacks: bool = False) -> None:
         self._post = post
+        self._callbacks = callbacks
+        """Does the gateway listen to workers that ask for their prefill?"""
         self._health = health
         self._members: dict[str, _Watched] = {}
         self._described: list[Callable[[Worker, Description], None]] = []
@@ -66,7 +76,12 @@ class Membership:
 
     def members(self) -> tuple[Member, ...]:
         """All members as those who send requests need them."""
-        return tuple(_member(watched.config, watched.description) for watched in self._members.values())
+        return tuple(
+            member
+            for watched in self._members.values()
+            if watched.connector
+            for member in members(watched.config, watched.connector, watched.description)
+        )
 
     # ------------------------------------------------------------------ changes
 
@@ -77,8 +92,10 @@ class Membership:
             self._stop(old)
         probe = Probe(worker.url, worker.api_key, client_files(worker), self._client, self._health.timeout_s)
         member = self._members[worker.name] = _Watched(worker, probe)
-        self._tell()
-        self._post(WorkerAdded(_spec(worker, _UNKNOWN)))
+        member.names = () if old is None else old.names
+        named = worker.connector
+        member.connector = "" if named is None or named is ConnectorName.AUTO else named.value
+        self._tell_added(member)
         if not worker.down:
             member.task = asyncio.create_task(self._watch(member), name=f"watch {worker.name}")
 
@@ -118,7 +135,7 @@ class Membership:
             if member.up:
                 self._tell_up(member)
             else:
-                self._post(WorkerAdded(_spec(worker, member.description)))
+                self._tell_added(member)
 
     def _drain(self, member: _Watched) -> None:
         """No new work, and no probes that would bring it back."""
@@ -126,21 +143,21 @@ class Membership:
             logger.info("worker %s drains", member.config.name)
             self._stop(member)
             member.leaving, member.up = True, False
-            self._post(WorkerDraining(member.config.name))
+            for name in member.names:
+                self._post(WorkerDraining(name))
 
     def lost(self, name: str, reason: str) -> None:
         """Somebody knows that a member is gone (its process ended); probes find out when it is back."""
         member = self._members.get(name)
         if member is not None:
-            member.up = False
-            self._post(WorkerDown(name, reason))
+            self._down(member, reason)
 
     def hold(self, name: str, reason: str) -> None:
         """Give a member no work until `let_go`, whatever its probes say."""
         member = self._members.get(name)
         if member is not None and not member.leaving:
-            member.held, member.up = reason, False
-            self._post(WorkerDown(name, reason))
+            member.held = reason
+            self._down(member, reason)
 
     def let_go(self, name: str) -> None:
         """A member may be used again as soon as it answers."""
@@ -157,7 +174,8 @@ class Membership:
         member = self._members.pop(name, None)
         if member is not None:
             self._stop(member)
-            self._post(WorkerRemoved(name))
+            for each in member.names:
+                self._post(WorkerRemoved(each))
             self._tell()
 
     async def close(self) -> None:
@@ -175,7 +193,7 @@ class Membership:
         """
         found: dict[str, dict[str, Raw]] = {}
         for member in self._members.values():
-            for name, fields in _listed(member.config, member.description) if member.up else ():
+            for name, fields in listed(member.config, member.description) if member.up else ():
                 found[name] = {**fields, **found.get(name, {})}
         return [msgspec.json.encode(found[name]) for name in sorted(found)]
 
@@ -202,34 +220,104 @@ class Membership:
             reason = await member.probe.fault()
             if reason is None:
                 failures = 0
-                if not member.up and not member.held:
+                if not member.held and (not member.up or await self._calls_itself_otherwise(member)):
                     await self._welcome(member)
             else:
                 failures += 1
-                if member.up and failures >= self._health.failures_down:
+                if (member.up or member.refused) and failures >= self._health.failures_down:
                     logger.warning("worker %s is down: %s", member.config.name, reason)
-                    member.up = False
-                    self._post(WorkerDown(member.config.name, reason))
+                    member.refused = ""
+                    self._down(member, reason)
             # Until it is there for the first time, look often: somebody waits for it to start.
-            await asyncio.sleep(self._health.interval_s if member.up else min(0.2, self._health.interval_s))
+            settled = member.up or member.refused
+            await asyncio.sleep(self._health.interval_s if settled else min(0.2, self._health.interval_s))
 
     async def _welcome(self, member: _Watched) -> None:
-        """Learn what a member is, then let it be used."""
+        """Learn what a worker is, then let it be used if it fits."""
+        worker = member.config
         try:
-            member.description = await member.probe.describe()
+            said = await member.probe.describe()
+            connector = connector_of(worker, said.facts)
+            if _is_found_by_bootstrap(worker, connector):
+                said = await self._with_engine_ids(member, said)
+            self._check(member, connector, said)
         except Unclear as exc:
-            logger.warning("worker %s does not say what it serves (%s)", member.config.name, exc)
+            logger.warning("worker %s does not say what it serves (%s)", worker.name, exc)
             return
+        except Unfit as exc:
+            self._refuse(member, str(exc))
+            return
+        if member.held:  # since it was asked
+            return
+        member.description, member.connector, member.refused = said, connector, ""
+        self._rename(member)
         member.up = True
-        logger.info("worker %s (%s) is up", member.config.name, member.config.role.value)
-        self._tell()  # who left it out, because of its certificates, can take it in now
+        logger.info("worker %s (%s, %s) is up", worker.name, worker.role.value, connector)
+        self._tell()  # who left it out, because of its certificates or its connector, can take it in now
         self._tell_up(member)
 
+    async def _with_engine_ids(self, member: _Watched, said: Description) -> Description:
+        ids = await member.probe.engine_ids(member.config.bootstrap_port or BOOTSTRAP_PORT)
+        return msgspec.structs.replace(said, facts=msgspec.structs.replace(said.facts, engine_ids=ids))
+
+    async def _calls_itself_otherwise(self, member: _Watched) -> bool:
+        """Has a P that is found by its engine id got another one? It was started anew, between two probes."""
+        if not _is_found_by_bootstrap(member.config, member.connector):
+            return False
+        ids = await member.probe.engine_ids(member.config.bootstrap_port or BOOTSTRAP_PORT)
+        return bool(ids) and ids != member.description.facts.engine_ids
+
+    # ------------------------------------------------------------------ who is refused
+
+    def _check(self, member: _Watched, connector: str, said: Description) -> None:
+        """Raise Unfit for a worker that lacks something, or that cannot exchange KV with those that are up."""
+        worker = member.config
+        missing = missing_of(worker, connector, said.facts, self._callbacks)
+        if missing is not None:
+            raise Unfit(missing)
+        for other in self._members.values() if worker.checks else ():
+            if other is member or not other.up or not other.config.checks:
+                continue
+            if _exchange(worker, connector, said, other):
+                why = apart(said.facts, other.description.facts)
+                if why is not None:
+                    raise Unfit(f"it cannot exchange KV with {other.config.name}: {why}")
+
+    def _refuse(self, member: _Watched, reason: str) -> None:
+        """It answers, but is not used; whoever looks at the workers sees why."""
+        if reason != member.refused:
+            logger.warning("worker %s is refused: %s", member.config.name, reason)
+            self._down(member, f"refused: {reason}")
+            member.refused = reason
+
+    # -------------------------------------------------------------------- telling
+
+    def _rename(self, member: _Watched) -> None:
+        """Take over the names of a worker's ranks; how many there are may have changed."""
+        names = tuple(rank_names(member.config.name, dp_size(member.config, member.description.facts)))
+        gone = [name for name in member.names if name not in names]
+        member.names = names
+        for name in gone:
+            self._post(WorkerRemoved(name))
+
+    def _down(self, member: _Watched, reason: str) -> None:
+        member.up = False
+        for name in member.names:
+            self._post(WorkerDown(name, reason))
+
+    def _tell_added(self, member: _Watched) -> None:
+        """A worker is there, or described anew, and cannot be used yet."""
+        self._rename(member)
+        self._tell()
+        for spec in specs(member.config, member.connector, member.description):
+            self._post(WorkerAdded(spec))
+
     def _tell_up(self, member: _Watched) -> None:
-        """What a member is, from its config and from itself; both may have changed."""
+        """What a worker is, from its config and from itself; both may have changed."""
         for listener in self._described:
             listener(member.config, member.description)
-        self._post(WorkerUp(_spec(member.config, member.description)))
+        for spec in specs(member.config, member.connector, member.description):
+            self._post(WorkerUp(spec))
 
 
 class ControlledMember:
@@ -254,66 +342,33 @@ class ControlledMember:
         self._membership.let_go(self.name)
 
 
-def _member(worker: Worker, said: Description) -> Member:
-    return Member(
-        worker.name,
-        worker.url,
-        worker.connector,
-        worker.api_key,
-        worker.bootstrap_port,
-        client_files(worker),
-        models=_models(worker, said),
-        model_names=tuple((ours, theirs) for ours, theirs in worker.model_names.items() if ours != theirs),
-        role=worker.role,
+def _is_found_by_bootstrap(worker: Worker, connector: str) -> bool:
+    return connector == ConnectorName.VLLM_MOONCAKE and worker.role is Role.PREFILL
+
+
+def _exchange(worker: Worker, connector: str, said: Description, other: _Watched) -> bool:
+    """Might one hand KV to the other?"""
+    theirs = other.config
+    mine, others = models_of(worker, said), models_of(theirs, other.description)
+    return (
+        connector == other.connector
+        and worker.group == theirs.group
+        and {worker.role, theirs.role} == {Role.PREFILL, Role.DECODE}
+        and (not mine or not others or not set(mine).isdisjoint(others))
     )
-
-
-def _models(worker: Worker, said: Description) -> tuple[str, ...]:
-    """What it serves, by the gateway's names."""
-    return said.names if worker.models is None else tuple(worker.models)
-
-
-def _listed(worker: Worker, said: Description) -> Iterable[tuple[str, dict[str, Raw]]]:
-    """The models of a worker with their fields, by the gateway's names."""
-    theirs = {msgspec.json.decode(raw, type=ModelInfo).id: raw for raw in said.models}
-    for name in _models(worker, said):
-        raw = theirs.get(worker.model_names.get(name, name))
-        fields = {"object": Raw(b'"model"')} if raw is None else msgspec.json.decode(raw, type=dict[str, Raw])
-        yield name, {**fields, "id": Raw(msgspec.json.encode(name))}
-
-
-def client_files(worker: Worker) -> ClientFiles | None:
-    """The files for TLS towards a worker; None where it speaks plain HTTP."""
-    if not worker.url.startswith("https:"):
-        return None
-    tls = worker.tls or WorkerTls()
-    ca, certificate, key = (None if path is None else str(path) for path in (tls.ca, tls.certificate, tls.key))
-    return ClientFiles(ca, certificate, key, tls.verify, tls.server_name)
 
 
 def _address(worker: Worker) -> tuple[object, ...]:
     """What makes it another worker, or another way to it."""
-    return worker.url, worker.connector, worker.api_key, worker.tls, worker.bootstrap_port, worker.down
-
-
-def _spec(worker: Worker, said: Description) -> WorkerSpec:
-    connector = CONNECTORS[worker.connector]
-    return WorkerSpec(
-        name=worker.name,
-        role=worker.role,
-        models=_models(worker, said),
-        modes=connector.modes,
-        group=worker.group,
-        connector=worker.connector,
-        max_seqs=worker.max_seqs,
-        max_batch_tokens=worker.max_batch_tokens,
-        max_model_len=said.max_model_len,
-        kv_capacity_tokens=said.kv_capacity_tokens,
-        block_tokens=said.block_tokens,
-        handoff_reusable=connector.handoff_reusable,
-        weight=worker.weight,
-        backup=worker.backup,
-        slow_start_s=worker.slow_start_s,
-        max_fails=worker.max_fails,
-        fail_timeout_s=worker.fail_timeout_s,
+    return (
+        worker.url,
+        worker.connector,
+        worker.api_key,
+        worker.tls,
+        worker.bootstrap_port,
+        worker.down,
+        worker.kv_address,
+        worker.dp_size,
+        worker.role,
+        worker.checks,
     )

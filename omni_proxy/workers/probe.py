@@ -1,21 +1,28 @@
-"""Asks one worker whether it lives and what it is: `/health`, `/v1/models`, `/metrics`. Knows nothing of requests.
+"""Asks one worker whether it lives and what it is, on the routes that engines have for that. Knows nothing of requests.
 
 Probes use httpx and never share a connection with requests.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from omni_proxy.tls import ClientFiles, ClientTls, TlsError
-
-_CACHE_INFO: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+from omni_proxy.workers.facts import (
+    Facts,
+    joined,
+    of_bootstrap,
+    of_metrics,
+    of_models,
+    of_other,
+    of_sglang_server_info,
+    of_version,
+    of_vllm_server_info,
+)
 
 
 class ModelInfo(msgspec.Struct):
@@ -53,6 +60,8 @@ class Description(msgspec.Struct, frozen=True):
     """Tokens in a block of its KV cache."""
     event_sources: tuple[EventSource, ...] = ()
     """Where it publishes what its cache holds."""
+    facts: Facts = Facts()
+    """What engine it is, and what that tells of itself."""
 
 
 class Unclear(Exception):
@@ -96,15 +105,25 @@ class Probe:
         """What it serves. Raises Unclear."""
         try:
             listed = await self._models()
-            block_tokens, capacity = await self._kv_cache()
+            facts = await self._facts(listed)
             sources = await self._event_sources()
         except (httpx.HTTPError, msgspec.MsgspecError, TlsError) as exc:
             raise Unclear(type(exc).__name__) from exc
         infos = [msgspec.convert(entry, ModelInfo) for entry in listed]
         lengths = [info.max_model_len for info in infos if info.max_model_len is not None]
-        longest = max(lengths) if lengths and len(lengths) == len(infos) else None
-        models = tuple(map(msgspec.json.encode, listed))
-        return Description(models, tuple(info.id for info in infos), longest, capacity, block_tokens, sources)
+        longest = max(lengths) if lengths and len(lengths) == len(infos) else facts.max_model_len
+        models, names = tuple(map(msgspec.json.encode, listed)), tuple(info.id for info in infos)
+        return Description(models, names, longest, facts.kv_capacity_tokens, facts.block_tokens, sources, facts)
+
+    async def engine_ids(self, port: int) -> Mapping[int, str]:
+        """How its KV connector calls itself, by rank, as its bootstrap server says; empty where that is silent."""
+        host = urlsplit(self._url).hostname or ""
+        address = f"http://[{host}]:{port}/query" if ":" in host else f"http://{host}:{port}/query"
+        try:
+            response = await self._shared.get(address)
+        except httpx.HTTPError:
+            return {}
+        return of_bootstrap(response.content) if response.status_code == 200 else {}
 
     async def _models(self) -> list[dict[str, object]]:
         response = await self._get("/v1/models")
@@ -114,19 +133,27 @@ class Probe:
         entries: list[dict[str, object]] = msgspec.json.decode(response.content)["data"]
         return entries
 
-    async def _kv_cache(self) -> tuple[int | None, int | None]:
-        """Tokens in a block and in the whole KV cache, where the worker's metrics tell them as vLLM's do."""
-        response = await self._get("/metrics")
-        found = _CACHE_INFO.search(response.text) if response.status_code == 200 else None
-        labels = dict(_LABEL.findall(found[1])) if found else {}
-        try:
-            block_tokens = int(labels["block_size"])
-        except (KeyError, ValueError):
-            return None, None
-        try:
-            return block_tokens or None, block_tokens * int(labels["num_gpu_blocks"]) or None
-        except (KeyError, ValueError):
-            return block_tokens or None, None
+    async def _facts(self, listed: Sequence[Mapping[str, object]]) -> Facts:
+        """What it is. Each engine has routes of its own, so that the next question follows from the last answer."""
+        models, metrics = of_models(listed), (await self._body("/metrics")).decode("utf-8", "replace")
+        if models.engine == "omni":
+            return joined(models, of_version(await self._body("/version")), of_metrics(metrics))
+        if models.engine in ("", "sglang"):
+            said = of_sglang_server_info(await self._body("/get_server_info"))
+            said = said or of_sglang_server_info(await self._body("/server_info"))
+            if said is not None or models.engine:
+                return joined(said or Facts(), models)
+        version = of_version(await self._body("/version"))
+        if models.engine == "vllm" or (version.version and "vllm:" in metrics):
+            info = of_vllm_server_info(await self._body("/server_info?config_format=json"))
+            return joined(models, version, info, of_metrics(metrics))
+        others = [of_other(path, await self._body(path)) for path in ("/props", "/info")]
+        return joined(models, *others, of_metrics(metrics))
+
+    async def _body(self, path: str) -> bytes:
+        """The body of a good answer; empty for any other."""
+        response = await self._get(path)
+        return response.content if response.status_code == 200 else b""
 
     async def _event_sources(self) -> tuple[EventSource, ...]:
         """Where it publishes KV events; nowhere, if it does not know the question or answers in other words."""

@@ -27,15 +27,18 @@ from omni_proxy.workers.connectors.fields import DECODE, ONE_TOKEN, SAME_BODY
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
 PAIR = Pair(b"id", 2**63 - 1, Peer("p0", "10.0.0.1", 8000, 8998))
+ASKED = Raw(b"{}")
+"""What D says where it goes first; others ignore it."""
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     COMPLETIONS: {"model": "m", "prompt": "hi"},
     RESPONSES: {"model": "m", "input": "hi"},
     MESSAGES: {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 100},
 }
-FIRST = [c for c in CONNECTORS.values() if Mode.SEQUENTIAL in c.modes]
-"""P is asked before D."""
-BESIDE = [c for c in CONNECTORS.values() if Mode.PARALLEL in c.modes and Mode.SEQUENTIAL not in c.modes]
+BESIDE = [CONNECTORS["sglang"]]
+"""P makes the first token of the answer."""
+FIRST = [c for c in CONNECTORS.values() if c not in BESIDE and c.modes != (Mode.AGGREGATED,)]
+"""P makes a token that nobody sees."""
 first = pytest.mark.parametrize("connector", FIRST, ids=lambda c: c.name)
 both = pytest.mark.parametrize("connector", [*FIRST, *BESIDE], ids=lambda c: c.name)
 endpoint = pytest.mark.parametrize("path", sorted(GENERATING))
@@ -46,7 +49,7 @@ def raw(path: str, **fields: Any) -> bytes:
 
 
 def p_body(connector: Connector, path: str, **fields: Any) -> Any:
-    return json.loads(connector.prefill_body(parse_call(path, raw(path, **fields)), PAIR, None))
+    return json.loads(connector.prefill_body(parse_call(path, raw(path, **fields)), PAIR, ASKED))
 
 
 def d_body(path: str, **fields: Any) -> Any:
@@ -132,7 +135,7 @@ def test_r11_r12_what_nobody_knows_keeps_bytes_and_order(connector: Connector, p
     odd = b',"x_vendor":{"z":[1,2.50],"a":9223372036854775808},"chat_template_kwargs":{"enable_thinking":false}}'
     body = raw(path)[:-1] + odd
     call = parse_call(path, body)
-    assert odd[:-1] in connector.prefill_body(call, PAIR, None)
+    assert odd[:-1] in connector.prefill_body(call, PAIR, ASKED)
     assert append_fields(call, [("kv_transfer_params", b"1")]) == body[:-1] + b',"kv_transfer_params":1}'
 
 
@@ -162,7 +165,7 @@ def test_r17_what_is_no_body_is_refused(path: str) -> None:
 def test_internal_fields_never_come_from_a_client(connector: Connector, path: str) -> None:
     mark = dict.fromkeys(INTERNAL_FIELDS, 424242)
     call = parse_call(path, raw(path, **mark))
-    assert b"424242" not in connector.prefill_body(call, PAIR, None)
+    assert b"424242" not in connector.prefill_body(call, PAIR, ASKED)
     assert b"424242" not in append_fields(call, connector.decode_fields(call, PAIR, Raw(b"{}")))
 
 

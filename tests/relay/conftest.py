@@ -46,6 +46,12 @@ class Rig:
         self._raw.append(client)
         return client
 
+    async def up(self) -> None:
+        """Wait until all workers are."""
+        async with asyncio.timeout(5):
+            while not (known := self.gateway.scheduling.workers()) or not all(w.up for w in known):
+                await asyncio.sleep(0.005)
+
     async def seen(self, name: str, count: int = 1) -> Seen:
         """Wait until a worker has got so many requests; the last of them."""
         async with asyncio.timeout(5):

@@ -62,6 +62,8 @@ class ScriptedWorker:
         self.script = script
         self.seen: list[Seen] = []
         self.healthy = True
+        self.gets: dict[str, bytes] = {}
+        """What it answers to other GETs, by path."""
         self.connections = 0
         self._models = models
         self._max_model_len = max_model_len
@@ -122,6 +124,8 @@ class ScriptedWorker:
     async def _probe(self, seen: Seen) -> None:
         if seen.path == "/health":
             await seen.answer(200 if self.healthy else 503, b"")
+        elif (told := self.gets.get(seen.path)) is not None:
+            await seen.answer(200, told)
         elif seen.path == "/v1/models":
             data = [{"id": m, "object": "model", "max_model_len": self._max_model_len} for m in self._models]
             await seen.answer(200, json.dumps({"object": "list", "data": data}).encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import CHAT, Call, encode_fields
+from omni_proxy.call import COMPLETIONS, Call, encode_fields
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import (
     GarbageAnswer,
@@ -71,4 +71,4 @@ def _meeting(pair: Pair) -> list[tuple[str, bytes]]:
 
 def _engine_id(call: Call, request_id: bytes) -> bytes:
     """What the engine makes of a request id: the number of the prompt goes with completions."""
-    return b"chatcmpl-%b" % request_id if call.path == CHAT else b"cmpl-%b-0" % request_id
+    return b"cmpl-%b-0" % request_id if call.path == COMPLETIONS else b"chatcmpl-%b" % request_id
