@@ -75,7 +75,7 @@ def cases(args: argparse.Namespace, notes: list[str]) -> Iterator[tuple[Case, di
         shape = SHAPES[name]
         layer = MoeLayer(shape)
         peers, reason = transformers_peers(shape, layer.w13, layer.w2, float32=args.float32 or name == "demo")
-        elsewhere, absent = vllm_times(args.vllm_venv, shape, args.rows, args.threads)
+        elsewhere, absent = vllm_times(args.vllm_venv, shape, args.rows, args.threads, args.turns)
         notes += [note for note in (reason, absent) if note and note not in notes]
         for rows in args.rows:
             extra = {"vLLM bf16": elsewhere[rows]} if rows in elsewhere else {}

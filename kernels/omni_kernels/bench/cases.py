@@ -62,7 +62,9 @@ class MoeLayer:
         """Contestants for `rows` rows; `peers` make theirs from (x, ids, weights)."""
         shape = self.shape
         x = torch.randn(rows, shape.hidden)
-        ids, weights, counts = ops.moe_route(torch.randn(rows, shape.experts), shape.top_k, True)
+        chosen = torch.Generator().manual_seed(rows)  # `vllm_cpu` chooses the same
+        logits = torch.randn(rows, shape.experts, generator=chosen)
+        ids, weights, counts = ops.moe_route(logits, shape.top_k, True)
         half = x.to(torch.bfloat16)
         runs: dict[str, Run] = {}
         read: dict[str, float] = {}

@@ -55,7 +55,9 @@ def _bind(block: Any, dtype: torch.dtype) -> Make:
     return make
 
 
-def vllm_times(venv: Path | None, shape: Shape, rows: list[int], threads: int) -> tuple[Mapping[int, float], str]:
+def vllm_times(
+    venv: Path | None, shape: Shape, rows: list[int], threads: int, turns: int = 12
+) -> tuple[Mapping[int, float], str]:
     """Least seconds of vLLM's CPU kernel by number of rows, measured by a script in its venv; or why not."""
     if venv is None:
         return {}, "vLLM: no venv given (--vllm-venv)"
@@ -63,7 +65,7 @@ def vllm_times(venv: Path | None, shape: Shape, rows: list[int], threads: int) -
     if not python.is_file():
         return {}, f"vLLM: {python} is missing"
     sizes = [shape.hidden, shape.wide, shape.experts, shape.top_k, threads]
-    command = [str(python), str(VLLM_SCRIPT), json.dumps({"shape": sizes, "rows": rows})]
+    command = [str(python), str(VLLM_SCRIPT), json.dumps({"shape": sizes, "rows": rows, "turns": turns})]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     except subprocess.TimeoutExpired:

@@ -168,6 +168,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_isa_current": (_I, []),
     "omni_isa_select": (_I, [_I]),
     "omni_use_amx": (_I, [_I]),
+    "omni_large_pages": (None, [_P, _N]),
     "omni_packed_bytes": (_N, [_N, _N, _I, _I]),
     "omni_pack": (None, [_P, _N, _N, _I, _I, _P]),
     "omni_linear": (_I, [_P, _I, _N, POINTER(Matrix), _P, _I, _I]),

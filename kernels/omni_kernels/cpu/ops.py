@@ -131,6 +131,7 @@ class CpuOps:
         code = DTYPES[rows.dtype]
         size = self.native.omni_packed_bytes(n, k, code, gated)
         data = torch.empty((count, size), dtype=torch.uint8)
+        self.native.omni_large_pages(data.data_ptr(), data.nbytes)
         for i in range(count):
             self.native.omni_pack(rows[i].data_ptr(), n, k, code, gated, data[i].data_ptr())
         if scale is not None:

@@ -11,7 +11,7 @@ constexpr int panels_of(int mr) { return mr <= 2 ? 8 : mr <= 5 ? 4 : 2; }
 #elif OMNI_LANES == 8
 constexpr int MR_MAX = 6;
 constexpr int K_BLOCK = 512;
-constexpr int panels_of(int mr) { return mr == 1 ? 4 : mr == 2 ? 2 : 1; }
+constexpr int panels_of(int mr) { return mr <= 2 ? 2 : 1; }
 #else
 constexpr int MR_MAX = 4;
 constexpr int K_BLOCK = 512;
@@ -19,7 +19,18 @@ constexpr int panels_of(int mr) { return mr == 1 ? 2 : 1; }
 #endif
 constexpr int STEP = 8;           // panels whose results lie in the scratch at once
 constexpr int CHUNK_ROWS = 96;    // rows of one expert that are packed together
-constexpr int64_t PREFETCH = 2048;
+
+// What a tile fetches into L2 while it works: N lines for each two k, `stride` apart, `step` further on each time.
+//
+// Few rows read each panel once, side by side, which memory serves badly. So the panels that come next are fetched in
+// the order in which they lie, all of them while these are worked on: one stream at the speed of a plain read.
+// Many rows keep a block of k in L1 and fetch the same panels' next block.
+struct Ahead {
+    const uint8_t* at;
+    int64_t stride, step;
+    static Ahead linear(const uint8_t* next, int panels) { return {next, 64, int64_t(panels) * 64}; }
+    static Ahead beside(const uint8_t* b, int64_t stride) { return {b + 2048, stride, 64}; }
+};
 
 INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
 INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
@@ -58,13 +69,16 @@ INLINE vf panel_load(const uint8_t* pair, int half, int v) {
 // c[MR][ldc] (+)= a[k][MR] . NP panels.
 template <int DT, int MR, int NP>
 static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t stride, int64_t k,
-                 float* __restrict c, int64_t ldc, bool first) {
+                 float* __restrict c, int64_t ldc, bool first, Ahead ahead) {
     constexpr int N = NP * VP;
     constexpr int64_t PAIR = 32 * (DT == OMNI_F32 ? 4 : DT == OMNI_BF16 ? 2 : 1);
     vf acc[MR * N];
     unroll<MR * N>(EACH { acc[i] = first ? vf{} : load(c + i / N * ldc + i % N * W); });
     for (int64_t pair = 0; pair < k; pair += 2) {
-        if (DT != OMNI_I8 || (pair & 2) == 0) unroll<NP>(EACH { __builtin_prefetch(b + i * stride + PREFETCH); });
+        if (DT != OMNI_I8 || (pair & 2) == 0) {  // a line of int8 serves four k
+            unroll<NP>(EACH { __builtin_prefetch(ahead.at + i * ahead.stride, 0, 2); });
+            ahead.at += ahead.step;
+        }
         unroll<2>([&](auto half) __attribute__((always_inline)) {
             vf w[N];
             unroll<N>(EACH { w[i] = panel_load<DT>(b + i / VP * stride, half, i % VP); });
@@ -82,7 +96,7 @@ static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t
     unroll<MR * N>(EACH { store(c + i / N * ldc + i % N * W, acc[i]); });
 }
 
-typedef void (*Tile)(const float*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool);
+typedef void (*Tile)(const float*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool, Ahead);
 struct Tiles {
     Tile wide[3][MR_MAX + 1], single[3][MR_MAX + 1];
 };
@@ -119,9 +133,10 @@ INLINE void pack_rows(int64_t rows, int64_t k, Row row, float* dst) {
 }
 
 // Packed rows times panels [p0, p1) of one matrix; `done(panel, count, c)` gets c [rows][STEP * 16] of `count` panels.
+// `next`: what will be read after panel p1 - 1, as a guess; null if that is the panel after it.
 template <class Done>
 INLINE void multiply(const float* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
-                     int64_t p0, int64_t p1, float* c, Done done) {
+                     int64_t p0, int64_t p1, const uint8_t* next, float* c, Done done) {
     const int64_t padded = even(k), stride = panel_bytes(k, dtype);
     constexpr int64_t LDC = STEP * 16;
     Blocks blocks(rows);
@@ -141,8 +156,11 @@ INLINE void multiply(const float* a, int64_t rows, const uint8_t* data, const fl
                         const bool wide = q + np <= min64(g + group, count);
                         const uint8_t* b = data + (p + q) * stride + kb * 16 * element_bytes(dtype);
                         Tile f = wide ? TILES.wide[dtype][mr] : TILES.single[dtype][mr];
-                        f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0);
-                        q += wide ? np : 1;
+                        const int taken = wide ? np : 1;
+                        const uint8_t* after = next && p + q + taken >= p1 ? next : b + taken * stride;
+                        f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0,
+                          blocks.count == 1 ? Ahead::linear(after, taken) : Ahead::beside(b, stride));
+                        q += taken;
                     }
                 }
             }
@@ -193,7 +211,7 @@ static void linear(Team& team, const float* x, int64_t rows, const omni_matrix& 
         if (chunk != packed) pack_rows(n, w.k, [&](int64_t r) { return x + (r0 + r) * w.k; }, scratch.rows);
         packed = chunk;
         multiply(scratch.rows, n, static_cast<const uint8_t*>(w.data), w.scale, w.k, w.dtype, p0,
-                 min64(p0 + size, total), scratch.c, [&](int64_t p, int64_t count, const float* c) {
+                 min64(p0 + size, total), nullptr, scratch.c, [&](int64_t p, int64_t count, const float* c) {
                      done(r0, n, p * 16, min64(count * 16, w.n - p * 16), c);
                  });
     }

@@ -142,7 +142,9 @@ static void moe_up(Team& team, const Moe& m) {
         if (i != packed)
             pack_rows(c.rows, k, [&](int64_t r) { return m.x + m.source[c.row + r] * k; }, scratch.rows);
         packed = i;
-        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, scratch.c,
+        const bool last = team.size() == 1 && p1 == 2 * panels(c.wide);
+        const uint8_t* next = !last ? nullptr : i + 1 < m.chunks ? m.chunk[i + 1].w13 : m.chunk[0].w2;
+        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, next, scratch.c,
                  [&](int64_t p, int64_t count, const float* out) { activate(c, p, count, out, m.hidden); });
     }
 }
@@ -175,7 +177,9 @@ static void moe_down(Team& team, const Moe& m) {
         const int64_t p0 = task * size, p1 = min64(p0 + size, panels(h));
         for (int64_t i = 0; i < m.chunks; i++) {
             const Chunk& c = m.chunk[i];
-            multiply(m.hidden + c.hidden_at, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, scratch.c,
+            const uint8_t* next =
+                i + 1 < m.chunks ? m.chunk[i + 1].w2 + p0 * panel_bytes(m.chunk[i + 1].wide, m.chunk[i + 1].dtype2) : nullptr;
+            multiply(m.hidden + c.hidden_at, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c,
                      [&](int64_t p, int64_t count, const float* y) { add_shares(m, c, h, p, count, y); });
         }
     }

@@ -21,6 +21,7 @@
 #endif
 #if defined(__unix__) || defined(__APPLE__)
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #endif
 
@@ -203,6 +204,18 @@ int32_t omni_isa_select(int32_t index) {
 int32_t omni_use_amx(int32_t on) {
     amx_on = on && detect_amx();
     return amx_on;
+}
+
+void omni_large_pages(void* data, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t PAGE = uintptr_t(2) << 20;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + PAGE - 1) & ~(PAGE - 1);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + uintptr_t(bytes)) & ~(PAGE - 1);
+    if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#else
+    (void)data;
+    (void)bytes;
+#endif
 }
 
 int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated) {

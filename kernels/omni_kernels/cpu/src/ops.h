@@ -240,9 +240,12 @@ static void read_body(Team& team, void* context) {
     vu sum[4] = {};
     for (int64_t piece; (piece = team.next(a.bytes / PIECE)) >= 0;) {
         const char* p = a.data + piece * PIECE;
-        for (int64_t i = 0; i < PIECE; i += 16 * W) {
-            __builtin_prefetch(p + i + 2048);
-            for (int j = 0; j < 4; j++) sum[j] += *reinterpret_cast<const vu_any*>(p + i + j * 4 * W);
+        for (int64_t i = 0; i < PIECE; i += 512) {  // eight lines at once, 4 kB ahead
+            for (int j = 0; j < 512; j += 64) __builtin_prefetch(p + i + 4096 + j);
+            for (int j = 0; j < 512; j += 16 * W)
+                unroll<4>([&](auto v) __attribute__((always_inline)) {
+                    sum[v] += *reinterpret_cast<const vu_any*>(p + i + j + v * 4 * W);
+                });
         }
     }
     vu all = sum[0] + sum[1] + sum[2] + sum[3];
