@@ -36,6 +36,9 @@ COMPILED = (
     "omni_proxy/api/hot.py",
     "omni_proxy/api/http_out.py",
     "omni_proxy/api/legs.py",
+    "omni_proxy/api/resumable.py",
+    "omni_proxy/api/resume_scan.py",
+    "omni_proxy/api/resumption.py",
     "omni_proxy/api/sse.py",
 )
 """The hot path. Structs, pydantic models and subclasses of foreign classes do not compile to what they say: they live

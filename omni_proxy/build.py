@@ -23,6 +23,7 @@ from omni_proxy.api.app import create_app
 from omni_proxy.api.callbacks import CallbackServer
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
+from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
 from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Model, Worker
@@ -201,6 +202,7 @@ class Front:
         limits, served = _edge_limits(config), _served(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         self._callbacks = _callback_server(config, self.edge)
+        self.edge.resume(_resume_rule(config))
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
@@ -226,6 +228,7 @@ class Front:
         self.upstreams.configure(*_connections(config))
         self.edge.limit(_edge_limits(config))
         self.edge.serve(_served(config))
+        self.edge.resume(_resume_rule(config))
         self._server.configure(config)
 
     def _change_log(self, config: Config) -> None:
@@ -303,6 +306,11 @@ class Gateway:
 def _edge_limits(config: Config) -> EdgeLimits:
     timeouts = config.timeouts
     return EdgeLimits(timeouts.first_byte_s, timeouts.inter_chunk_s, timeouts.client_send_s)
+
+
+def _resume_rule(config: Config) -> ResumeRule:
+    on = config.resume
+    return ResumeRule(on) if isinstance(on, bool) else ResumeRule(models=frozenset(on))
 
 
 def _connections(config: Config) -> tuple[float, int, float]:

@@ -402,6 +402,8 @@ class Config(_Model):
     health: Health = Health()
     retries: Retries = Retries()
     callbacks: Callbacks | None = None
+    resume: bool | tuple[Annotated[str, Field(min_length=1)], ...] = False
+    """Streams whose decode worker dies go on with another pair (docs/resume.md): of all models, or of those named."""
     access_log: AccessLog = AccessLog()
     record: str | None = None
     """A file for the core's events and effects, for `omni-proxy replay`."""

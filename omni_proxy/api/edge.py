@@ -22,6 +22,8 @@ from omni_proxy.api.exchange import ClientSide, Exchange, renames
 from omni_proxy.api.family import Family, Part
 from omni_proxy.api.hot import HotRequest, read_call, request_spec
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
+from omni_proxy.api.resumable import ResumeRule
+from omni_proxy.api.resumption import Resumption
 from omni_proxy.api.served import ServedModels
 from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, append_fields, encode_fields, form_with_model
 from omni_proxy.errors import ErrorCode, Rejected
@@ -49,6 +51,9 @@ from omni_proxy.workers.upstream import Upstream
 
 FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
 """Asked of every D so that streams are counted in true tokens; taken out again before the client."""
+
+RETURN_IDS: Final = ("return_token_ids", b"true")
+"""Asked of a D whose stream may have to be continued; taken out again before the client."""
 
 _USAGE_ON_DEMAND: Final = (CHAT, COMPLETIONS)
 """Streams of these end with usage only where it is asked for."""
@@ -93,6 +98,7 @@ class Edge:
         self._count_tokens = count_tokens
         self._served = ServedModels(others_counted=True) if served is None else served
         self._limits = limits
+        self._resume = ResumeRule()
         self._on_closed = on_closed
         self._on_rejected = on_rejected
         self.callback_url = ""
@@ -162,6 +168,10 @@ class Edge:
         if len(names) != 1:
             raise Rejected(ErrorCode.INVALID_VALUE, "'model' is required.", "model")
         return names.pop()
+
+    def resume(self, rule: ResumeRule) -> None:
+        """Say whose streams are continued when their worker dies, from the next decode leg on."""
+        self._resume = rule
 
     def limit(self, limits: EdgeLimits) -> None:
         """Use other time limits from now on, also for what runs."""
@@ -280,12 +290,13 @@ class Edge:
             self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
             return
         self._give_up_kv(exchange)
+        asked = self._to_ask(exchange, exchange.call, fresh=True)
         exchange.prefill_pending = peer is not None
-        if peer is not None or exchange.room == 0:
+        if peer is not None or exchange.room == 0 or asked is not exchange.call:
             exchange.room = self._random.getrandbits(63)
         connector = upstream.connector
         pair = self._pair(exchange, upstream, self._upstreams.get(peer) if peer is not None else None)
-        call = _for_worker(exchange.call, connector, upstream.name_of(exchange.call.model))
+        call = _for_worker(asked, connector, upstream.name_of(asked.model))
         leg = PrefillLeg(exchange, lease, self.post, self._loop, connector)
         if pair.together and connector.order is Order.DECODE_FIRST:
             self._let_ask(exchange, connector.request_id(pair))
@@ -307,11 +318,11 @@ class Edge:
         if upstream is None:
             self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
             return
-        call = exchange.call
         prefill = self._upstreams.get(peer) if peer is not None else None
         if peer is None:
             self._give_up_kv(exchange)
         connector = upstream.connector
+        call = self._to_ask(exchange, exchange.call, fresh=peer is None)
         pair = self._pair(exchange, prefill, upstream)
         extra = connector.decode_fields(call, pair, exchange.handoff)
         forced = call.stream and not call.wants_usage and call.path in _USAGE_ON_DEMAND
@@ -320,6 +331,8 @@ class Edge:
         call = _for_worker(call, connector, name)
         if forced:
             extra = [*extra, _forced_usage(call)]
+        if self._watch(exchange, exchange.call, connector):
+            extra = [*extra, RETURN_IDS]
         body = call.body if call.form else append_fields(call, extra)
         if peer is None:
             body = with_encoded(body, exchange.encoded)
@@ -329,6 +342,22 @@ class Edge:
             _park(leg, partial(self._send, leg, upstream, request_id, body))
         else:
             self._send(leg, upstream, request_id, body)
+
+    def _to_ask(self, exchange: Exchange, call: Call, fresh: bool) -> Call:
+        """What a worker is asked: the client's call, or one for the rest of its answer. `fresh`: its prompt is next."""
+        resumption = exchange.resumption
+        if resumption is None or not resumption.resumed:
+            return call
+        return resumption.continuation() if fresh or resumption.call is None else resumption.call
+
+    def _watch(self, exchange: Exchange, call: Call, connector: Connector) -> bool:
+        """Note the stream that begins now, if somebody else may have to go on with it. True: ask for its token ids."""
+        resumption = exchange.resumption
+        if resumption is not None and resumption.resumed:
+            return False
+        reports = connector.token_reports
+        exchange.resumption = None if reports is None or not self._resume.covers(call) else Resumption(call, reports)
+        return exchange.resumption is not None
 
     def _pair(self, exchange: Exchange, prefill: Upstream | None, decode: Upstream | None) -> Pair:
         return Pair(
@@ -345,7 +374,7 @@ class Edge:
     ) -> None:
         exchange = leg.exchange
         exchange.legs[leg.lease.attempt] = leg
-        call = exchange.call
+        call = exchange.leg_call
         assert call is not None
         data = upstream.request(call.path.encode(), exchange.forward, request_id, body, call.content_type)
         leg.ticket = upstream.pool.request(data, leg)
@@ -390,11 +419,11 @@ class Edge:
         exchange.close(close)
         self._release_kv(exchange, close)
         self._on_closed(exchange, close)
-        exchange.call = None  # an idle connection remembers its last exchange, and bodies are large
+        exchange.call = exchange.resumption = None  # an idle connection remembers its last exchange; these are large
 
     def _release_kv(self, exchange: Exchange, close: Close) -> None:
         """P answered and D will not come: what P keeps is of no use to anybody."""
-        if close.record.first_token_at is None and close.outcome is not Outcome.COMPLETED:
+        if close.outcome is not Outcome.COMPLETED:
             self._give_up_kv(exchange)
 
     def _give_up_kv(self, exchange: Exchange) -> None:

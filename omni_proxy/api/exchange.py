@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from omni_proxy.api.encoding import Encoding
     from omni_proxy.api.family import Family
     from omni_proxy.api.legs import Leg
+    from omni_proxy.api.resumption import Resumption
 
 
 class ClientSide(Protocol):
@@ -85,6 +86,7 @@ class Exchange:
         "prefill_pending",
         "renames",
         "request_id",
+        "resumption",
         "rid",
         "room",
         "slow_since",
@@ -139,7 +141,15 @@ class Exchange:
         self.mid_event = False
         """What the client has of the stream ends within an event."""
         self.slow_since: float | None = None
+        self.resumption: Resumption | None = None
+        """What another pair would need to go on with the stream; None: nobody will."""
         self.tokenizing_since: float | None = None
+
+    @property
+    def leg_call(self) -> Call | None:
+        """What workers are asked: the client's call, or one for the rest of its answer."""
+        resumption = self.resumption
+        return self.call if resumption is None or resumption.call is None else resumption.call
 
     # ----------------------------------------------------------------- writing
 

@@ -17,10 +17,12 @@ from msgspec import Raw
 from omni_proxy.api.events import EventScan
 from omni_proxy.api.exchange import Answer, Exchange
 from omni_proxy.api.http_out import passed_on
+from omni_proxy.api.resume_scan import scan_of
 from omni_proxy.api.shapes import WITH_USAGE
-from omni_proxy.api.sse import StreamScan, read_usage, splice
+from omni_proxy.api.sse import StreamScan, gives_up, read_usage, splice
 from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
 from omni_proxy.messages import (
+    DecodeBroke,
     DecodeDone,
     Event,
     Failure,
@@ -46,6 +48,7 @@ HOLD_BYTES: Final = 64 << 10
 """How much of an answer that may not go out yet is held in memory before the worker has to wait."""
 _CHUNKED: Final = (CHAT, COMPLETIONS)
 """Their streams are chunks of one kind, with usage in the last and `[DONE]` at the end."""
+_MAYBE_UNSEEN: Final = (FailureKind.CLOSED, FailureKind.GAVE_UP)
 _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -247,8 +250,10 @@ class DecodeLeg(Leg):
         if status != 200 or call is None:
             return
         if content_type.startswith(b"text/event-stream"):
-            scan = StreamScan if call.path in _CHUNKED else EventScan
-            self._scan = scan(strip_usage=self._forced, cached_tokens=self._cached)
+            if call.path in _CHUNKED:
+                self._scan = scan_of(call, self.exchange.resumption, self._forced, self._cached)
+            else:
+                self._scan = EventScan(strip_usage=self._forced, cached_tokens=self._cached)
         elif call.path in ONE_STEP and not content_type.startswith(b"application/json"):
             self._raw = True
 
@@ -272,7 +277,10 @@ class DecodeLeg(Leg):
             self._hold(data, scan)
         if scan.first_content and not self._told:
             self._told = True
+            self.exchange.handoff = None  # it was pulled
             self._post(FirstToken(self.lease))
+        if scan.broke is not None:
+            self.cut(scan.broke)
 
     def on_end(self) -> None:
         if self.status != 200:
@@ -293,9 +301,22 @@ class DecodeLeg(Leg):
         if scan is not None:
             self.exchange.error_told = scan.failed != 0
             self.exchange.mid_event = scan.mid_event
-            if failure.kind is FailureKind.CLOSED:
+            if failure.kind in _MAYBE_UNSEEN:
                 failure = msgspec.structs.replace(failure, answered=self._opened)
-        super().on_failure(failure)
+        emitted = self._shown_tokens(failure)
+        if emitted is None:
+            super().on_failure(failure)
+        else:
+            self._ended(DecodeBroke(self.lease, emitted, failure))
+
+    def _shown_tokens(self, failure: Failure) -> int | None:
+        """With how many tokens of the answer another pair could go on, where the client has seen a part of it."""
+        resumption = self.exchange.resumption
+        if resumption is None or failure.kind is FailureKind.CONNECT or not (self._opened or resumption.resumed):
+            return None
+        if not resumption.resumed:
+            resumption.cached_tokens = self._cached
+        return resumption.rewind()
 
     def prefill_answered(self) -> None:
         if not self._awaits_prefill:
@@ -333,13 +354,17 @@ class DecodeLeg(Leg):
 
     def _open(self) -> None:
         kept = [header for header in passed_on(self.headers) if header[0] != b"cache-control"]
-        self.exchange.open_stream(200, [*kept, *_STREAM_HEADERS])
+        if not self.exchange.committed:  # else another worker has begun the answer
+            self.exchange.open_stream(200, [*kept, *_STREAM_HEADERS])
         self.exchange.send(b"".join(self._held))
         self._opened = True
         self._held = []
 
     def _end_stream(self, scan: StreamScan) -> None:
         rest = scan.flush()
+        if scan.broke is not None:
+            self.on_failure(scan.broke)
+            return
         if not scan.done:
             self.on_failure(Failure(FailureKind.CLOSED, "the stream ended without [DONE]", answered=True))
             return
@@ -355,6 +380,12 @@ class DecodeLeg(Leg):
 
     def _end_object(self) -> None:
         body = self._body_bytes()
+        if self.exchange.committed:
+            self._garbage("not a stream")
+            return
+        if body.find(b'"recomputed"') >= 0 and gives_up(body):
+            self.on_failure(Failure(FailureKind.GAVE_UP, "recomputed"))
+            return
         try:
             raw = WITH_USAGE.decode(body).usage
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -79,3 +79,57 @@ class UsageObject(Struct):
 USAGE = msgspec.json.Decoder(UsageObject)
 DETAILS = msgspec.json.Decoder(Fields)
 COUNT = msgspec.json.Decoder(int)
+
+
+class TokenChoice(Struct):
+    """The only choice of a chunk of a stream that may have to be continued."""
+
+    index: int = 0
+    delta: Fields | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: Raw = Raw(b"null")
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class TokenEvent(Struct):
+    """Such a chunk. `prompt_token_ids` are here in chat, and in the choice in completions; in the first chunk only."""
+
+    id: Raw = Raw(b"null")
+    object: Raw = Raw(b"null")
+    created: Raw = Raw(b"null")
+    model: Raw = Raw(b"null")
+    prompt_token_ids: list[int] | None = None
+    choices: list[TokenChoice] = []
+    usage: Raw = Raw(b"null")
+    error: Raw = Raw(b"null")
+
+
+TOKEN_EVENT = msgspec.json.Decoder(TokenEvent)
+TEXT = msgspec.json.Decoder(str)
+
+
+class EndedChoice(Struct):
+    stop_reason: Raw = Raw(b"null")
+
+
+class EndedEvent(Struct):
+    """An answer or a chunk, as far as the reason of its end is concerned."""
+
+    choices: list[EndedChoice] = []
+
+
+ENDED = msgspec.json.Decoder(EndedEvent)
+
+
+class _Part(Struct):
+    type: str = "text"
+
+
+class _Content(Struct):
+    content: str | list[_Part | str] | None = None
+
+
+MESSAGES_OF_TEXT = msgspec.json.Decoder(list[_Content])
+STOPS = msgspec.json.Decoder(str | list[str] | None)

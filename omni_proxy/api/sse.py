@@ -12,32 +12,36 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.api.shapes import COUNT, DETAILS, ERROR, ERROR_CODE, EVENT, STATUS, USAGE, WITH_USAGE, Choice
+from omni_proxy.api.shapes import COUNT, DETAILS, ENDED, ERROR, ERROR_CODE, EVENT, STATUS, USAGE, WITH_USAGE, Choice
 from omni_proxy.call import encode_fields
-from omni_proxy.messages import Usage
+from omni_proxy.messages import Failure, FailureKind, Usage
 
 MAX_EVENT_BYTES: Final = 4 << 20
 """A longer event is passed on unread."""
 
 _BOUNDARIES: Final = (b"\n\n", b"\n\r\n", b"\r\r")
-_BOUNDARY: Final = re.compile(rb"(\r?\n\r\n|\n\n|\r\r)")
+BOUNDARY: Final = re.compile(rb"(\r?\n\r\n|\n\n|\r\r)")
 _DATA: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?([^\r\n]*)")
 _USAGE_MARKS: Final = (b'"usage":{', b'"usage": {')
+_GAVE_UP: Final = b'"recomputed"'
 _ERROR_MARK: Final = b'"error"'
-_DONE: Final = b"[DONE]"
-_NOTHING: Final = frozenset({b'""', b"null", b"[]", b"{}"})
+DONE: Final = b"[DONE]"
+NOTHING: Final = frozenset({b'""', b"null", b"[]", b"{}"})
 """Values of a delta's field that say nothing."""
 
 
 class StreamScan:
     """What passes through one stream. `strip_usage`: the client did not ask for usage, we did.
 
-    `cached_tokens` is P's count; D's own says that the whole prompt was cached, because it was pulled.
+    `cached_tokens` is P's count; D's own says that the whole prompt was cached, because it was pulled. `own_stop`: the
+    client's own stop strings may be taken for a worker's word that it gave up.
     """
 
     __slots__ = (
+        "_own_stop",
         "_strip_usage",
         "_tail",
+        "broke",
         "cached_tokens",
         "done",
         "failed",
@@ -47,8 +51,11 @@ class StreamScan:
         "usage",
     )
 
-    def __init__(self, strip_usage: bool, cached_tokens: int | None) -> None:
+    def __init__(self, strip_usage: bool, cached_tokens: int | None, own_stop: bool = False) -> None:
         self._strip_usage = strip_usage
+        self._own_stop = own_stop
+        self.broke: Failure | None = None
+        """Why nothing more is to be expected, though the worker has not closed the stream."""
         self.cached_tokens = cached_tokens
         self._tail = b""
         self.opening = True
@@ -70,13 +77,15 @@ class StreamScan:
             data = self._hold_back(data)
             if not data:
                 return data
+        if data.find(_GAVE_UP) >= 0 and not self._own_stop:
+            data = self._until_given_up(data)
         if not self.first_content:
             self._look_for_content(data)
         # find, not in: for bytes, `in` first tries the mark as a number, raises inside and costs five times as much.
         find = data.find
         if find(_ERROR_MARK) >= 0:
             self._look_for_error(data)
-        if find(_DONE) >= 0 and any(payload == _DONE for payload in payloads(data)):
+        if find(DONE) >= 0 and any(payload == DONE for payload in payloads(data)):
             self.done = True
         if find(b'"usage"') >= 0 and (find(_USAGE_MARKS[0]) >= 0 or find(_USAGE_MARKS[1]) >= 0):
             return self._read_usage(data)
@@ -85,7 +94,7 @@ class StreamScan:
     def flush(self) -> bytes:
         """The stream has ended: what is left of it, also without a final blank line."""
         data, self._tail = self._tail, b""
-        if data and any(payload == _DONE for payload in payloads(data)):
+        if data and any(payload == DONE for payload in payloads(data)):
             self.done = True
         return data
 
@@ -100,6 +109,15 @@ class StreamScan:
             return data
         self._tail = data[cut:]
         return data[:cut]
+
+    def _until_given_up(self, data: bytes) -> bytes:
+        """What stands before the event with which a worker gives an answer up; that one is not for the client."""
+        parts = BOUNDARY.split(data)
+        for number in range(0, len(parts), 2):
+            if any(map(gives_up, payloads(parts[number]))):
+                self.broke = Failure(FailureKind.GAVE_UP, "recomputed", answered=True)
+                return b"".join(parts[:number])
+        return data
 
     def _look_for_content(self, data: bytes) -> None:
         found = payloads(data)
@@ -124,10 +142,10 @@ class StreamScan:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
             if error != b"null":
-                self.failed = _status_of(error)
+                self.failed = status_of(error)
 
     def _read_usage(self, data: bytes) -> bytes:
-        parts = _BOUNDARY.split(data)
+        parts = BOUNDARY.split(data)
         out: list[bytes] = []
         for event, boundary in zip(parts[::2], [*parts[1::2], b""], strict=True):
             rewritten = self._usage_event(event)
@@ -152,6 +170,15 @@ class StreamScan:
         return event if patched is None else splice(event, bytes(fields.usage), patched)
 
 
+def gives_up(payload: bytes) -> bool:
+    """Does an answer or a chunk end because the worker needs the room (vLLM-Ascend)?"""
+    try:
+        ended = ENDED.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return any(bytes(choice.stop_reason) == _GAVE_UP for choice in ended.choices)
+
+
 def payloads(data: bytes) -> list[bytes]:
     """The `data:` payloads in some events; comment lines and other fields are passed over."""
     return _DATA.findall(data)
@@ -160,10 +187,10 @@ def payloads(data: bytes) -> list[bytes]:
 def _has_content(choice: Choice) -> bool:
     if choice.delta is None:
         return bool(choice.text)
-    return any(name != "role" and bytes(raw) not in _NOTHING for name, raw in choice.delta.items())
+    return any(name != "role" and bytes(raw) not in NOTHING for name, raw in choice.delta.items())
 
 
-def _status_of(error: bytes) -> int:
+def status_of(error: bytes) -> int:
     """The HTTP status that an error event carries as its code; 500 where it carries none."""
     try:
         code = STATUS.decode(ERROR_CODE.decode(error).code)

@@ -120,11 +120,11 @@ class FrontProcess:
         leases = {leg.lease.leg: leg.lease for leg in exchange.legs.values()}
         if leases:
             return _adopted(exchange, spec, leases)
-        if exchange.committed:
+        if exchange.committed and (exchange.resumption is None or not exchange.resumption.resumed):
             self._end(exchange, spec)
             return None
         # Queued, being tokenised, or between its legs: from the start, nobody has seen anything of it. KV that P has
-        # ready is given up when the next prefill starts.
+        # ready is given up when the next prefill starts. An answer that lost its worker goes on from where it is.
         return Arrived(exchange.rid, spec)
 
     def _end(self, exchange: Exchange, spec: RequestSpec) -> None:

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 
 from omni_proxy.call import Call
 from omni_proxy.messages import Mode, Usage
+from omni_proxy.workers.connectors.token_reports import TokenReports
 
 
 class Order(Enum):
@@ -100,6 +101,11 @@ class Connector(Protocol):
         """By endpoint: the field in which the engine takes the prompt as token ids instead of text."""
         ...
 
+    @property
+    def token_reports(self) -> TokenReports | None:
+        """How the engine tells the token ids of a stream; None: it does not, and no stream of it can be continued."""
+        ...
+
     def request_id(self, pair: Pair) -> bytes:
         """The `x-request-id` of both legs."""
         ...
@@ -127,6 +133,7 @@ class Usual:
     order: Order = Order.TOGETHER
     handoff_reusable: bool = False
     ids_fields: Mapping[str, str] = {}
+    token_reports: TokenReports | None = None
 
     def request_id(self, pair: Pair) -> bytes:
         return pair.request_id

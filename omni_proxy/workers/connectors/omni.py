@@ -14,6 +14,7 @@ from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import Pair
 from omni_proxy.workers.connectors.fields import one_token_fields
 from omni_proxy.workers.connectors.sglang import meeting
+from omni_proxy.workers.connectors.token_reports import OMNI
 from omni_proxy.workers.connectors.vllm_nixl import ASK_PREFILL, VllmNixl
 
 
@@ -22,6 +23,7 @@ class Omni(VllmNixl):
 
     name = "omni"
     modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
+    token_reports = OMNI
     ids_fields = {COMPLETIONS: "prompt", CHAT: "prompt_token_ids"}  # noqa: RUF012 (read-only by its type)
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:

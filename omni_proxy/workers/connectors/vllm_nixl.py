@@ -22,6 +22,7 @@ from omni_proxy.workers.connectors.base import (
     read_usage_and_params,
 )
 from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.token_reports import VLLM, TokenReports
 
 ASK_PREFILL: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
@@ -42,6 +43,7 @@ class VllmNixl(Usual):
     name = "vllm-nixl"
     modes: tuple[Mode, ...] = (Mode.SEQUENTIAL, Mode.AGGREGATED)
     handoff_reusable = True
+    token_reports: TokenReports | None = VLLM
     ids_fields: Mapping[str, str] = {COMPLETIONS: "prompt"}
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
