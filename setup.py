@@ -27,6 +27,8 @@ COMPILED = (
     "omni_proxy/observe/log_lines.py",
     "omni_proxy/observe/tallies.py",
     "omni_proxy/observe/timelines.py",
+    "omni_proxy/workers/answer.py",
+    "omni_proxy/workers/head.py",
     "omni_proxy/workers/http.py",
     "omni_proxy/workers/upstream.py",
     "omni_proxy/api/edge.py",
@@ -40,6 +42,7 @@ COMPILED = (
     "omni_proxy/api/resume_scan.py",
     "omni_proxy/api/resumption.py",
     "omni_proxy/api/sse.py",
+    "omni_proxy/api/whole.py",
 )
 """The hot path. Structs, pydantic models and subclasses of foreign classes do not compile to what they say: they live
 elsewhere."""

@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.hot import HotRequest, clean_id, forwarded
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
+from omni_proxy.api.whole import WholeRequest, read_whole
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
 
@@ -84,6 +85,11 @@ class FrontProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._idle_since is not None and self._body_timer is None:
+            whole = read_whole(data)
+            if whole is not None and not self.transport.is_closing():
+                self._take_whole(whole)
+                return
         self._data = data
         super().data_received(data)
         self._data = b""
@@ -219,6 +225,21 @@ class FrontProtocol(HttpToolsProtocol):
             self._refuse_body(hot)
         elif hot.expects:
             self.transport.write(_CONTINUE)
+
+    def _take_whole(self, whole: WholeRequest) -> None:
+        """Between two messages a whole request has come: the parser never sees it."""
+        self._idle_since = None
+        exchange = self._edge.new_exchange(self, clean_id(whole.request_id), True, chunked=True)
+        hot = HotRequest(exchange, whole.path, whole.headers, True)
+        hot.size = len(whole.body)
+        hot.read = True
+        self.cycle = hot  # type: ignore[assignment]
+        if hot.size > self._max_body_bytes:
+            self._refuse_body(hot)
+            self.transport.close()
+            return
+        hot.body.append(whole.body)
+        self._start_hot(hot)
 
     def _next_in_line(self) -> None:
         if self.pipeline and not self.transport.is_closing():

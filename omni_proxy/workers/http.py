@@ -11,19 +11,14 @@ import asyncio
 from collections import deque
 from typing import Final, Protocol, cast
 
-import httptools
-
 from omni_proxy.messages import Failure, FailureKind
 from omni_proxy.tls import ClientTls
+from omni_proxy.workers.answer import AnswerReader, BadAnswer
 
 Headers = list[tuple[bytes, bytes]]
 
-_LENGTH_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-
 FAIR_BYTES: Final = 32 << 10
 """A read of this size says that the worker sends faster than we relay."""
-MAX_HEAD_BYTES: Final = 64 << 10
-"""Largest answer head that is read; more is garbage."""
 
 
 class Handler(Protocol):
@@ -98,36 +93,17 @@ class WorkerConnection:
     An asyncio protocol by its methods, not by its base: without one its attributes compile to struct fields.
     """
 
-    __slots__ = (
-        "answered",
-        "bodies",
-        "complete",
-        "head_bytes",
-        "headers",
-        "idle_since",
-        "in_head",
-        "keep",
-        "parser",
-        "paused",
-        "pool",
-        "ticket",
-        "transport",
-        "until_eof",
-    )
+    __slots__ = ("answered", "idle_since", "paused", "pool", "reader", "ticket", "told", "transport")
 
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
-        self.parser = httptools.HttpResponseParser(self)
+        self.reader = AnswerReader()
         self.transport: asyncio.Transport | None = None
         self.ticket: Ticket | None = None
-        self.headers: Headers = []
-        self.bodies: list[bytes] = []
-        self.head_bytes = 0
-        self.in_head = True
         self.answered = False
-        self.complete = False
-        self.keep = False
-        self.until_eof = False
+        """A byte of the answer has come."""
+        self.told = False
+        """The handler knows of the answer's head."""
         self.paused = False
         self.idle_since = 0.0
 
@@ -138,11 +114,8 @@ class WorkerConnection:
         assert self.transport is not None
         self.ticket = ticket
         ticket.connection = self
-        self.answered = False
-        self.until_eof = False
-        self.headers = []  # trailers of the answer before
-        self.head_bytes = 0
-        self.in_head = True
+        self.answered = self.told = False
+        self.reader.reset()
         ticket.sent_at = self.pool.time()
         self.transport.write(ticket.data)
         if ticket.paused:
@@ -179,26 +152,23 @@ class WorkerConnection:
         if not self.answered:
             self.answered = True
             ticket.data = b""  # it will not be sent again
-        fault = ""
+        reader, fault = self.reader, ""
+        bodies: list[bytes] = []
         try:
-            self.parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            self.keep = False
-            fault = f"not HTTP/1.1 ({type(exc).__name__})"
-        if self.bodies:
-            bodies, self.bodies = self.bodies, []
-            if not ticket.done:
-                ticket.handler.on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
+            reader.feed(data, bodies)
+        except BadAnswer as exc:
+            fault = f"not HTTP/1.1 ({exc})"
+        if not self.told and reader.status:
+            self.told = True
+            ticket.handler.on_head(reader.status, reader.headers)
+        if bodies and not ticket.done:
+            ticket.handler.on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
         if len(data) >= FAIR_BYTES:
             self._let_others_read()
-        if self.complete:
-            self._complete(ticket)
-        elif fault:
+        if fault:
             self._garbage(ticket, fault)
-        elif self.in_head:
-            self.head_bytes += len(data)
-            if self.head_bytes > MAX_HEAD_BYTES:
-                self._garbage(ticket, "head too large")
+        elif reader.complete:
+            self._complete(ticket)
 
     def _let_others_read(self) -> None:
         """A socket that is never empty would keep the loop to itself: one large read a turn is its share."""
@@ -226,47 +196,19 @@ class WorkerConnection:
             return
         if not self.answered and ticket.reused and self.pool.time() - ticket.sent_at < self.pool.stale_s:
             self.pool.resend(ticket)
-        elif self.until_eof and exc is None:
+        elif self.reader.until_eof and exc is None:
             ticket.finish()
         else:
             reason = str(exc) if exc is not None else "connection closed"
             ticket.fail(Failure(FailureKind.CLOSED, reason, answered=self.answered))
-
-    # ------------------------------------------------------------ parser callbacks
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        status = self.parser.get_status_code()
-        headers, self.headers = self.headers, []
-        ticket = self.ticket
-        if status < 200 or ticket is None:
-            return
-        self.in_head = False
-        if self.complete:
-            self.keep = False
-            return
-        self.keep = self.parser.should_keep_alive()
-        self.until_eof = not any(name in _LENGTH_HEADERS for name, _ in headers)
-        ticket.handler.on_head(status, headers)
-
-    def on_body(self, body: bytes) -> None:
-        if not self.complete:
-            self.bodies.append(body)
-
-    def on_message_complete(self) -> None:
-        if self.parser.get_status_code() >= 200:
-            self.complete = True
 
     # -------------------------------------------------------------------- internals
 
     def _complete(self, ticket: Ticket) -> None:
         """Free the connection first: what the handler does next may need one."""
         self.ticket = None
-        self.complete = False
         self.resume()
-        if self.keep and not ticket.done:
+        if self.reader.keep and not self.reader.excess and not ticket.done:
             self.pool.put_back(self)
         else:
             self.close()

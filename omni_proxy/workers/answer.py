@@ -1,0 +1,225 @@
+"""Reads one HTTP/1.1 answer of a worker, in whatever pieces it comes (RFC 9112).
+
+Own code because it is in every token's way: a stream comes as one chunk in one read, and then taking it apart is one
+comparison and one slice, without a callback. Strict: what a worker must not send is `BadAnswer`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from omni_proxy.workers.head import read_line
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Largest answer head that is read; more is garbage. The same goes for a line of chunk size, and for trailers."""
+_START: Final = b"HTTP/1."
+_HEX: Final = b"0123456789abcdefABCDEF"
+_MAX_DIGITS: Final = 15
+_TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_EXTENSION: Final = rf'{_TOKEN}(?:=(?:{_TOKEN}|"[^"\\\x00-\x1f\x7f]*"))?'
+_EXTENSIONS: Final = re.compile(f"{_EXTENSION}(?:;{_EXTENSION})*".encode())
+_BODYLESS: Final = (204, 304)
+
+# Where the reader is.
+_HEAD: Final = 0
+_LENGTH: Final = 1
+_UNTIL_EOF: Final = 2
+_CHUNK_SIZE: Final = 3
+_CHUNK_DATA: Final = 4
+_CHUNK_END: Final = 5
+_TRAILERS: Final = 6
+_COMPLETE: Final = 7
+
+
+class BadAnswer(Exception):
+    """It is not HTTP/1.1, or says two things at once."""
+
+
+class AnswerReader:
+    """One answer; `reset` makes it ready for the next on the same connection."""
+
+    __slots__ = ("_left", "_rest", "_state", "excess", "headers", "keep", "status")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the answer before."""
+        self._state = _HEAD
+        self._rest = b""
+        """What was read and cannot be understood without what follows."""
+        self._left = 0
+        self.status = 0
+        """0 until the head of the final answer has come."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.keep = False
+        """May the connection carry another request?"""
+        self.excess = False
+        """More has come than belongs to the answer."""
+
+    @property
+    def complete(self) -> bool:
+        return self._state == _COMPLETE
+
+    @property
+    def until_eof(self) -> bool:
+        """Does only the end of the connection end the body?"""
+        return self._state == _UNTIL_EOF
+
+    def feed(self, data: bytes, body: list[bytes]) -> None:
+        """Take what was read; append what is body. Raises BadAnswer, with what came before in `body`."""
+        if self._state == _CHUNK_SIZE and not self._rest:
+            at = data.find(b"\r\n", 0, _MAX_DIGITS + 2)
+            if at > 0 and not data[:at].translate(None, _HEX):
+                size = int(data[:at], 16)
+                if size and at + size + 4 == len(data) and data.endswith(b"\r\n"):
+                    body.append(data[at + 2 : -2])
+                    return
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        if self._state == _HEAD:
+            data = self._read_head(data)
+        if data:
+            self._read_body(data, body)
+
+    # ------------------------------------------------------------------------ head
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Look for the head's end; return what is behind it."""
+        while True:
+            if data[: len(_START)] != _START[: len(data)]:
+                raise BadAnswer("no status line")
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise BadAnswer("head too large")
+                self._rest = data
+                return b""
+            if end > MAX_HEAD_BYTES:
+                raise BadAnswer("head too large")
+            lines = data[:end].split(b"\r\n")
+            data = data[end + 4 :]
+            status = _status(lines[0])
+            if status >= 200:
+                self._understand(status, lines)
+                return data
+            if status == 101:
+                raise BadAnswer("switches to another protocol")
+            if not data:
+                return data
+
+    def _understand(self, status: int, lines: list[bytes]) -> None:
+        headers: list[tuple[bytes, bytes]] = []
+        length, chunked = -1, False
+        keep = lines[0][7:8] == b"1"
+        for line in lines[1:]:
+            header = read_line(line)
+            if header is None:
+                raise BadAnswer("a line of the head is no header")
+            name, value = header
+            if name == b"content-length":
+                if length >= 0 or not value.isdigit() or len(value) > _MAX_DIGITS:
+                    raise BadAnswer("content-length")
+                length = int(value)
+            elif name == b"transfer-encoding":
+                if chunked or value.lower() != b"chunked":
+                    raise BadAnswer("transfer-encoding")
+                chunked = True
+            elif name == b"connection":
+                options = [option.strip() for option in value.lower().split(b",")]
+                keep = b"close" not in options and (keep or b"keep-alive" in options)
+            headers.append(header)
+        if chunked and length >= 0:
+            raise BadAnswer("both content-length and transfer-encoding")
+        self.status, self.headers, self.keep = status, headers, keep
+        if status in _BODYLESS or length == 0:
+            self._state = _COMPLETE
+        elif chunked:
+            self._state = _CHUNK_SIZE
+        elif length > 0:
+            self._state, self._left = _LENGTH, length
+        else:
+            self._state, self.keep = _UNTIL_EOF, False
+
+    # ------------------------------------------------------------------------ body
+
+    def _read_body(self, data: bytes, body: list[bytes]) -> None:
+        state = self._state
+        if state == _LENGTH:
+            size = len(data)
+            if size > self._left:
+                self.excess = True
+                data = data[: self._left]
+            body.append(data)
+            self._left -= len(data)
+            if self._left == 0:
+                self._state = _COMPLETE
+        elif state == _UNTIL_EOF:
+            body.append(data)
+        elif state == _COMPLETE:
+            self.excess = True
+        else:
+            self._read_chunks(data, body)
+
+    def _read_chunks(self, data: bytes, body: list[bytes]) -> None:
+        at, end = 0, len(data)
+        while at < end:
+            state = self._state
+            if state == _CHUNK_DATA:
+                piece = data[at : at + self._left]
+                body.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left == 0:
+                    self._state = _CHUNK_END
+            elif state == _COMPLETE:
+                self.excess = True
+                return
+            else:
+                line_end = data.find(b"\r\n", at)
+                if line_end < 0:
+                    if end - at > MAX_HEAD_BYTES:
+                        raise BadAnswer("a line too long in the body")
+                    self._rest = data[at:]
+                    self._check_rest(state)
+                    return
+                self._chunk_line(state, data[at:line_end])
+                at = line_end + 2
+
+    def _check_rest(self, state: int) -> None:
+        """What cannot become good need not be waited for."""
+        if state == _CHUNK_END and self._rest != b"\r":
+            raise BadAnswer("a chunk does not end where it said")
+
+    def _chunk_line(self, state: int, line: bytes) -> None:
+        if state == _CHUNK_END:
+            if line:
+                raise BadAnswer("a chunk does not end where it said")
+            self._state = _CHUNK_SIZE
+        elif state == _CHUNK_SIZE:
+            digits, _, extensions = line.partition(b";")
+            digits = digits.rstrip(b" \t")
+            if not digits or len(digits) > _MAX_DIGITS or digits.translate(None, _HEX):
+                raise BadAnswer("chunk size")
+            if extensions and _EXTENSIONS.fullmatch(extensions) is None:
+                raise BadAnswer("chunk extensions")
+            self._left = int(digits, 16)
+            self._state = _CHUNK_DATA if self._left else _TRAILERS
+        elif line:
+            self._left += len(line)
+            if self._left > MAX_HEAD_BYTES:
+                raise BadAnswer("trailers too large")
+        else:
+            self._state = _COMPLETE
+
+
+def _status(line: bytes) -> int:
+    """The status of `HTTP/1.1 200 OK`."""
+    digits = line[9:12]
+    if line[7:9] not in (b"1 ", b"0 ") or not digits.isdigit() or len(digits) < 3 or line[12:13] not in (b"", b" "):
+        raise BadAnswer("status line")
+    status = int(digits)
+    if status < 100:
+        raise BadAnswer("status line")
+    return status

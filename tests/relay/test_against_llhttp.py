@@ -1,0 +1,143 @@
+"""Our readers of HTTP against llhttp: what they take, it takes too, and understands in the same way."""
+
+from __future__ import annotations
+
+import httptools
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from omni_proxy.api.whole import read_whole
+from omni_proxy.workers.answer import AnswerReader, BadAnswer
+
+
+class Parsed:
+    """What llhttp makes of some bytes."""
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        self.begun = self.heads = self.ended = 0
+        self.parser: httptools.HttpResponseParser | None = None
+        self.keep = False
+
+    def on_message_begin(self) -> None:
+        self.begun += 1
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.heads:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.heads += 1
+        if self.parser is not None:
+            self.keep = self.parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.ended += 1
+
+
+HEADERS = (
+    b"Host: a:1", b"content-type: application/json", b"X-Request-Id: abc", b"Connection: keep-alive", b"a:",
+    b"A: \t b \t", b"connection: close", b"Transfer-Encoding: chunked", b"Content-Length: 3", b"content-length: 03",
+    b"content-length: +3", b"Expect: 100-continue", b"upgrade: h2c", b"a b: c", b"a : c", b" folded", b"x: \xe9",
+    b"x: a\x00b", b"x: a\rb", b"x: a\nb",
+    b"x; y: z", b"content_length: 9", b"Content-Length: 3, 3", b"te: trailers", b"keep-alive: 5",
+)  # fmt: skip
+LINES = st.lists(st.sampled_from(HEADERS), max_size=6)
+ROUTE = b"POST /v1/chat/completions HTTP/1.1"
+
+
+@st.composite
+def damaged(draw: st.DrawFn, data: bytes) -> bytes:
+    """Some bytes, whole or with one place changed."""
+    at = draw(st.integers(0, len(data)))
+    return draw(
+        st.sampled_from([data, data, data[:at] + draw(st.binary(max_size=3)) + data[at + draw(st.integers(0, 2)) :]])
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    start = draw(st.sampled_from([ROUTE, ROUTE, b"POST /v1/completions HTTP/1.0", b"GET / HTTP/1.1", ROUTE + b" "]))
+    body = draw(st.sampled_from([b"", b"{}", b'{"a":1}', b"abc"]))
+    length = draw(st.sampled_from([b"Content-Length: %d" % len(body)] * 4 + [b"x: y"]))
+    head = b"\r\n".join([start, *draw(LINES), length])
+    return draw(damaged(head + b"\r\n\r\n" + body))
+
+
+@given(requests())
+@settings(max_examples=400)
+@example(ROUTE + b"\r\ncontent-length: 2\r\n\r\n{}")
+def test_a_whole_request_is_one_for_llhttp_too(data: bytes) -> None:
+    whole = read_whole(data)
+    if whole is None:
+        return
+    parsed = Parsed()
+    parser = httptools.HttpRequestParser(parsed)
+    parser.feed_data(data)
+    assert (parsed.begun, parsed.heads, parsed.ended) == (1, 1, 1)
+    assert (parsed.url, parsed.body) == (whole.path, whole.body)
+    assert [(name, value.strip(b" \t")) for name, value in parsed.headers] == whole.headers
+    assert parser.get_method() == b"POST"
+    assert parser.should_keep_alive()
+    assert not parser.should_upgrade()
+
+
+def test_the_usual_request_is_recognised() -> None:
+    whole = read_whole(ROUTE + b"\r\nHost: x\r\nX-Request-Id: i\r\ncontent-length: 2\r\n\r\n{}")
+    assert whole is not None
+    assert (whole.path, whole.request_id, whole.body) == (b"/v1/chat/completions", b"i", b"{}")
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    start = draw(
+        st.sampled_from([b"HTTP/1.1 200 OK", b"HTTP/1.1 200", b"HTTP/1.0 404 x", b"HTTP/1.1 2000 x", b"HTTP/1.1 99 x"])
+    )
+    head = b"\r\n".join([start, *draw(LINES)])
+    pieces = draw(st.lists(st.sampled_from([b"data: x\n\n", b"y", b"0123456789abcdef"]), max_size=3))
+    kind = draw(st.sampled_from(["chunks", "length", "eof"]))
+    if kind == "chunks":
+        body = b"".join(b"%x%b\r\n%b\r\n" % (len(p), draw(st.sampled_from([b"", b";a=b"])), p) for p in pieces)
+        data = head + b"\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+    elif kind == "length":
+        data = head + b"\r\ncontent-length: %d\r\n\r\n" % sum(map(len, pieces)) + b"".join(pieces)
+    else:
+        data = head + b"\r\n\r\n" + b"".join(pieces)
+    return draw(damaged(data))
+
+
+def read(data: bytes, cut: int) -> tuple[AnswerReader, bytes] | None:
+    reader, body = AnswerReader(), []  # type: ignore[var-annotated]
+    try:
+        for part in (data[:cut], data[cut:]):
+            if part:
+                reader.feed(part, body)
+    except BadAnswer:
+        return None
+    return reader, b"".join(body)
+
+
+@given(answers(), st.integers(0, 400))
+@settings(max_examples=400)
+def test_an_answer_is_the_same_for_llhttp(data: bytes, cut: int) -> None:
+    found = read(data, cut)
+    assert (found is None) == (read(data, len(data)) is None), "a cut changes what is good"
+    if found is None or not found[0].complete or found[0].excess:
+        return
+    reader, body = found
+    parsed = Parsed()
+    parser = parsed.parser = httptools.HttpResponseParser(parsed)
+    parser.feed_data(data)
+    assert (parsed.heads, parsed.ended, parsed.body) == (1, 1, body)
+    assert parser.get_status_code() == reader.status
+    assert [(name, value.strip(b" \t")) for name, value in parsed.headers] == reader.headers
+    if reader.keep:
+        assert parsed.keep
