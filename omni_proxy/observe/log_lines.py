@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 
 from omni_proxy.lifecycle.timeline import stage_spans
-from omni_proxy.messages import Mode, Outcome, RequestRecord, Stage
+from omni_proxy.messages import Leg, RequestRecord, Stage
+from omni_proxy.observe.log_shape import Line, Refused
 
-_STAGE_KEYS: Final[tuple[str, ...]] = tuple(f',"{stage.name.lower()}_s":' for stage in Stage)
-_LEG_KEYS: Final = {leg: f'"{leg}:' for leg in ("prefill", "decode")}
+_LEG_NAMES: Final = {leg: f"{leg.value}:" for leg in Leg}
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Ending:
@@ -41,76 +43,54 @@ class Ending:
 
 
 def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: float) -> bytes:
-    """The JSON line; docs/access-log.md lists its fields. Absent stages are absent.
+    """The JSON line; docs/access-log.md lists its fields.
 
     `record` is None where the core never heard of the request, and has no marks where its scheduler died.
     """
-    parts = [
-        '{"time":',
-        _decimal(wall, 3),
-        ',"id":',
-        quoted(ending.request_id),
-        ',"client":',
-        quoted(ending.client),
-        ',"request":',
-        quoted(ending.method + " " + ending.path),
-        ',"status":',
-        str(ending.status),
-        ',"bytes":',
-        str(ending.bytes_out),
-        ',"error":',
-        "null" if ending.error is None else quoted(ending.error),
-    ]
+    at, request = _rounded(wall, 1e3), ending.method + " " + ending.path
     if record is None:
-        parts.append(',"outcome":"rejected"}')
-    else:
-        _tell_record(parts, record, now)
-        parts.append("}")
-    return "".join(parts).encode()
-
-
-def _tell_record(parts: list[str], record: RequestRecord, now: float) -> None:
-    outcome, mode = record.outcome, record.mode
-    parts += [
-        ',"outcome":',
-        '"completed"' if outcome is Outcome.COMPLETED else "null" if outcome is None else quoted(outcome.value),
-        ',"model":',
-        quoted(record.model),
-        ',"mode":',
-        '"sequential"' if mode is Mode.SEQUENTIAL else "null" if mode is None else quoted(mode.value),
-        ',"stream":',
-        "true" if record.stream else "false",
-        ',"workers":[',
-        ",".join([_LEG_KEYS[p.leg] + quoted(p.worker)[1:] for p in record.placements]),
-        '],"prompt_tokens":',
-        str(record.prompt_tokens),
-        ',"cached_tokens":',
-        _count(record.cached_tokens),
-        ',"predicted_tokens":',
-        _count(record.predicted_tokens),
-        ',"generated_tokens":',
-        _count(record.completion_tokens),
-        ',"resumes":',
-        str(len(record.resumes)),
-    ]
-    marks = record.marks
+        return _encode(
+            Refused(at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error)
+        )
+    marks, first = record.marks, record.first_token_at
     if not marks:
-        return
-    begin, last, first = marks[0].at, marks[-1], record.first_token_at
-    end = last.at if last.stage is Stage.FINISHED else now
-    parts += [
-        ',"ttft_s":',
-        "null" if first is None else _decimal(first - begin, 6),
-        ',"e2e_s":',
-        _decimal(end - begin, 6),
-    ]
-    seconds: dict[int, float] = {}
-    for stage, start, stop in stage_spans(record, now):
-        index = int(stage)
-        seconds[index] = seconds.get(index, 0.0) + (stop - start)
-    for index, value in seconds.items():
-        parts.append(_STAGE_KEYS[index])
-        parts.append(_decimal(value, 6))
+        ttft, times = None, []
+    else:
+        begin, last = marks[0].at, marks[-1]
+        ttft = None if first is None else _rounded(first - begin, 1e6)
+        times = [_rounded((last.at if last.stage is Stage.FINISHED else now) - begin, 1e6), *_stage_times(record, now)]
+    return _encode(
+        Line(
+            at,
+            ending.request_id,
+            ending.client,
+            request,
+            ending.status,
+            ending.bytes_out,
+            ending.error,
+            record.outcome,
+            record.model,
+            record.mode,
+            record.stream,
+            [_LEG_NAMES[p.leg] + p.worker for p in record.placements],
+            record.prompt_tokens,
+            record.cached_tokens,
+            record.predicted_tokens,
+            record.completion_tokens,
+            len(record.resumes),
+            ttft,
+            *times,
+        )
+    )
+
+
+def _stage_times(record: RequestRecord, now: float) -> list[Any]:
+    times: list[Any] = [UNSET] * int(Stage.FINISHED)
+    for stage, start, end in stage_spans(record, now):
+        before = times[stage]
+        spent = _rounded(end - start, 1e6)
+        times[stage] = spent if before is UNSET else before + spent
+    return times
 
 
 def combined_line(ending: Ending, wall: float) -> bytes:
@@ -124,22 +104,6 @@ def combined_line(ending: Ending, wall: float) -> bytes:
     return line.encode("utf-8", "replace")
 
 
-def quoted(text: str) -> str:
-    """A JSON string."""
-    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
-        return '"' + text + '"'
-    return msgspec.json.encode(text.encode("utf-8", "replace").decode()).decode()
-
-
-def _count(value: int | None) -> str:
-    return "null" if value is None else str(value)
-
-
-def _decimal(value: float, digits: int) -> str:
-    """A number with at most so many digits behind its point, through whole numbers: a float's own text costs more."""
-    scale = 10**digits if digits != 6 else 1_000_000
-    whole = int(value * scale + (0.5 if value >= 0 else -0.5))
-    sign = ""
-    if whole < 0:
-        sign, whole = "-", -whole
-    return sign + str(whole // scale) + "." + str(whole % scale).rjust(digits, "0")
+def _rounded(value: float, scale: float) -> float:
+    """Rounded to a fraction of `scale`: the built-in goes through text."""
+    return float(int(value * scale + (0.5 if value >= 0.0 else -0.5))) / scale

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-_TEXT: Final = bytes([9, *range(0x20, 0x7F), *range(0x80, 0x100)])
-_TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_MAX_NAMES: Final = 512
-_names: Final[dict[bytes, bytes]] = {}
-"""Spellings of names that were found to be tokens, and their lower case. Bounded, and names only."""
+Header = tuple[bytes, bytes]
+
+_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([\t\x20-\x7e\x80-\xff]*+)")
+_MAX_LINES: Final = 1024
+_MAX_LINE: Final = 160
+_DIFFER: Final = frozenset({b"content-length", b"x-request-id", b"traceparent", b"date", b"authorization", b"cookie"})
+"""Differ from request to request, or are secrets: not worth remembering, or better forgotten."""
+_lines: Final[dict[bytes, Header]] = {}
+"""Lines that were read before: most headers are the same in every message. Bounded."""
 
 
-def read_line(line: bytes) -> tuple[bytes, bytes] | None:
+def read_line(line: bytes) -> Header | None:
     """Name in lower case and value of a header line; None where it is none, or continues the one before it."""
-    at = line.find(b":")
-    if at <= 0 or line.translate(None, _TEXT):
+    known = _lines.get(line)
+    if known is not None:
+        return known
+    found = _LINE.fullmatch(line)
+    if found is None:
         return None
-    spelt = line[:at]
-    name = _names.get(spelt)
-    if name is None:
-        if spelt.translate(None, _TOKEN):
-            return None
-        if len(_names) >= _MAX_NAMES:
-            _names.clear()
-        name = spelt.lower()
-        _names[spelt] = name
-    return name, line[at + 1 :].strip(b" \t")
+    name, value = found.groups()
+    header = (name.lower(), value.rstrip(b" \t"))
+    if len(line) <= _MAX_LINE and header[0] not in _DIFFER:
+        if len(_lines) >= _MAX_LINES:
+            _lines.clear()
+        _lines[line] = header
+    return header
