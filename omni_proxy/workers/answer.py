@@ -19,7 +19,7 @@ _MAX_DIGITS: Final = 15
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _EXTENSION: Final = rf'{_TOKEN}(?:=(?:{_TOKEN}|"[^"\\\x00-\x1f\x7f]*"))?'
 _EXTENSIONS: Final = re.compile(f"{_EXTENSION}(?:;{_EXTENSION})*".encode())
-_BODYLESS: Final = (204, 304)
+_BODYLESS: Final[tuple[int, ...]] = (204, 304)
 
 # Where the reader is.
 _HEAD: Final = 0

@@ -8,9 +8,10 @@ from typing import Final
 Header = tuple[bytes, bytes]
 
 _LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([\t\x20-\x7e\x80-\xff]*+)")
+_LENGTH: Final[tuple[bytes, ...]] = (b"content-length: ", b"Content-Length: ")
 _MAX_LINES: Final = 1024
 _MAX_LINE: Final = 160
-_DIFFER: Final = frozenset({b"content-length", b"x-request-id", b"traceparent", b"date", b"authorization", b"cookie"})
+_DIFFER: Final = frozenset({b"content-length", b"x-request-id", b"traceparent", b"authorization", b"cookie"})
 """Differ from request to request, or are secrets: not worth remembering, or better forgotten."""
 _lines: Final[dict[bytes, Header]] = {}
 """Lines that were read before: most headers are the same in every message. Bounded."""
@@ -21,11 +22,14 @@ def read_line(line: bytes) -> Header | None:
     known = _lines.get(line)
     if known is not None:
         return known
+    value = line[16:]
+    if line[:16] in _LENGTH and value.isdigit():
+        return b"content-length", value
     found = _LINE.fullmatch(line)
     if found is None:
         return None
-    name, value = found.groups()
-    header = (name.lower(), value.rstrip(b" \t"))
+    name, text = found.groups()
+    header = (name.lower(), text.rstrip(b" \t"))
     if len(line) <= _MAX_LINE and header[0] not in _DIFFER:
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
