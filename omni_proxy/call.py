@@ -109,6 +109,7 @@ class _Completion(_Shared, kw_only=True):
     prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
 
 
+_LIST: Final = ord("[")
 _TOP = msgspec.json.Decoder(Fields)
 _CHAT = msgspec.json.Decoder(_Chat)
 _COMPLETION = msgspec.json.Decoder(_Completion)
@@ -165,6 +166,8 @@ class Call(Struct):
     """Of a form."""
     prompt_bytes: int | None = None
     """How much of the body is text to be computed; None: all of it."""
+    has_parts: bool = False
+    """A message's content is a list of parts, not one text."""
     media: tuple[MediaItem, ...] = ()
     """Images and sound in its messages."""
     token_ids: bytes = b""
@@ -200,7 +203,8 @@ def parse_call(path: str, body: bytes) -> Call:
         samples=samples,
         whole=because is not None,
         whole_because=because,
-        parts=prompts * samples if _divides(shown) else 1,
+        parts=prompts * samples if because is not None and _divides(shown) else 1,
+        has_parts=isinstance(shown, _Chat) and _has_parts(shown.messages),
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
     )
 
@@ -219,6 +223,11 @@ def _decode(path: str, body: bytes) -> tuple[_Shown, Fields]:
     else:
         shown = _OTHERS[path].decode(body)
     return shown, _TOP.decode(body)
+
+
+def _has_parts(messages: list[_Message]) -> bool:
+    """Is there a content that begins as a list does? Looked at without a copy: contents are large."""
+    return any(memoryview(message.content)[0] == _LIST for message in messages)
 
 
 def _cap(shown: _Shown) -> int | None:

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from omni_proxy.apc.keys import block_keys
 from omni_proxy.call import CHAT, COMPLETIONS, Call
 from omni_proxy.messages import Tokenized
+from omni_proxy.prompts.as_chat import as_chat
 from omni_proxy.prompts.chat_messages import BadMessage, ready_messages
 from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 from omni_proxy.prompts.media import without_media
@@ -39,7 +40,6 @@ _CHAT_FIELDS: Final = (
     "chat_template_kwargs",
     "reasoning_effort",
 )
-_READABLE: Final = (CHAT, COMPLETIONS)
 _UNREADABLE: Final = frozenset({"chat_template", "documents", "mm_processor_kwargs", "prompt_embeds", "suffix"})
 """Fields that change the prompt in a way that only the worker knows."""
 PostTokenized = Callable[[Tokenized], None]
@@ -75,14 +75,13 @@ class PromptTokenizer:
         """A call's prompt, or None when it cannot be read."""
         if not _UNREADABLE.isdisjoint(call.fields):
             return None
-        if call.path == CHAT:
+        if call.path != COMPLETIONS:
             ids = self._chat(call)
-            if ids is None or not call.media:
-                return None if ids is None else self._told(call, ids)
+            if ids is None:
+                return None
             told = self._told(call, ids)
-            return PromptTokens(told.count, None, told.keys)  # those ids are ours, not the model's
-        if call.path not in _READABLE:
-            return None
+            # Ids of a prompt with media are ours, not the model's.
+            return told if not call.media else PromptTokens(told.count, None, told.keys)
         prompt = msgspec.json.decode(call.fields["prompt"])
         special = _flag(call, "add_special_tokens", True)
         if isinstance(prompt, list) and not isinstance(prompt[0], int):
@@ -102,7 +101,13 @@ class PromptTokenizer:
     def _chat(self, call: Call) -> array[int] | None:
         if self._template is None:
             return None
-        fields = {name: msgspec.json.decode(call.fields[name]) for name in _CHAT_FIELDS if name in call.fields}
+        fields: dict[str, Any] | None
+        if call.path == CHAT:
+            fields = {name: msgspec.json.decode(call.fields[name]) for name in _CHAT_FIELDS if name in call.fields}
+        else:
+            fields = as_chat(call)
+        if fields is None:
+            return None
         variables: dict[str, Any] = dict(fields.get("chat_template_kwargs") or {})
         if fields.get("reasoning_effort") is not None:
             variables.setdefault("reasoning_effort", fields["reasoning_effort"])

@@ -6,13 +6,13 @@ sees a status or a broken stream depends only on whether a head has been written
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head
-from omni_proxy.call import Call
+from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head, named_error, named_error_event
+from omni_proxy.call import MESSAGES, RESPONSES, Call
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import Close, Outcome, RequestSpec
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from omni_proxy.api.family import Family
     from omni_proxy.api.legs import Leg
     from omni_proxy.api.resumption import Resumption
+
+
+_ANTHROPIC: Final = MESSAGES.encode()
+_NAMED: Final = (RESPONSES, MESSAGES)
+"""Their streams are of named events."""
 
 
 class ClientSide(Protocol):
@@ -174,7 +179,8 @@ class Exchange:
         headers = [JSON_TYPE]
         if retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
-        self.respond(http_status(code), headers, error_json(code, message, param))
+        body = named_error(code, message, param) if self.path == _ANTHROPIC else error_json(code, message, param)
+        self.respond(http_status(code), headers, body)
 
     def open_stream(self, status: int, headers: Headers) -> None:
         """Send the head of a response whose length is not known."""
@@ -229,7 +235,8 @@ class Exchange:
     def _break_off(self, close: Close, client: ClientSide) -> None:
         """A stream that broke never ends cleanly: an error event where the format has one, then no last chunk."""
         if self.call is not None and self.call.stream and not self.error_told:
-            event = error_event(close.error or ErrorCode.INTERNAL, close.detail)
+            event_of = named_error_event if self.call.path in _NAMED else error_event
+            event = event_of(close.error or ErrorCode.INTERNAL, close.detail)
             self.send(b"\n\n" + event if self.mid_event else event)
         client.abort()
 

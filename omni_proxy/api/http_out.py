@@ -59,6 +59,21 @@ def error_json(code: ErrorCode, message: str, param: str | None = None) -> bytes
     return msgspec.json.encode(error_body(code, message, param))
 
 
+def named_error(code: ErrorCode, message: str, param: str | None = None) -> bytes:
+    """An error for clients of messages and responses: their own fields beside those of OpenAI's error body."""
+    start = b'{"type":"error","code":%b,"message":%b,"param":%b,' % (
+        msgspec.json.encode(code.value),
+        msgspec.json.encode(message),
+        msgspec.json.encode(param),
+    )
+    return start + error_json(code, message, param)[1:]
+
+
+def named_error_event(code: ErrorCode, message: str) -> bytes:
+    """The event with which a broken stream of named events ends."""
+    return b"event: error\ndata: %b\n\n" % named_error(code, message)
+
+
 def error_event(code: ErrorCode, message: str) -> bytes:
     """The stream event with which a broken stream ends."""
     return b"data: %b\n\n" % error_json(code, message)

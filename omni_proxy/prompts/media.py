@@ -14,8 +14,6 @@ from msgspec import Raw, Struct
 
 from omni_proxy.call import CHAT, Call, MediaItem
 
-MARKS: Final = (b'_url"', b'"input_audio"')
-"""One of these is in every body with media; most bodies have none and are not looked at."""
 _KINDS: Final = frozenset({"image_url", "audio_url", "video_url", "input_audio"})
 
 
@@ -43,7 +41,7 @@ _PART: Final = msgspec.json.Decoder(_Part)
 
 def media_of(call: Call) -> tuple[MediaItem, ...]:
     """The media in a chat's messages, in their order. What is malformed is for a worker to refuse."""
-    if call.path != CHAT or all(call.body.find(mark) < 0 for mark in MARKS):
+    if call.path != CHAT or not call.has_parts:
         return ()
     found: list[MediaItem] = []
     for message in _MESSAGES.decode(call.fields["messages"]):

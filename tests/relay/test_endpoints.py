@@ -203,7 +203,11 @@ async def test_their_streams_never_end_cleanly_when_they_break(start: Start, pat
     client = await rig.raw()
     await client.send(post(json.dumps(BODIES[path] | {"stream": True}).encode(), path=path))
     answer = await client.response()
-    assert b'"error"' in answer.body
+    last = answer.body.decode().strip().split("\n\n")[-1]
+    kind, data = last.split("\n")
+    told = json.loads(data.removeprefix("data: "))
+    assert (kind, told["type"], told["code"]) == ("event: error", "error", "worker_closed")
+    assert told["error"]["message"] == told["message"]
     assert not answer.clean
     await rig.idle()
 
@@ -261,4 +265,5 @@ async def test_wrong_bodies_are_refused_by_name(start: Start) -> None:
     ):
         answer = await rig.client.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
+        assert answer.json().get("type") == ("error" if path == MESSAGES else None)
     assert rig.untouched()
