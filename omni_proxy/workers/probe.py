@@ -146,7 +146,7 @@ class Probe:
         version = of_version(await self._body("/version"))
         if models.engine == "vllm" or (version.version and "vllm:" in metrics):
             info = of_vllm_server_info(await self._body("/server_info?config_format=json"))
-            return joined(models, version, info, of_metrics(metrics))
+            return joined(models, version, info, of_metrics(metrics), Facts(engine="vllm"))
         others = [of_other(path, await self._body(path)) for path in ("/props", "/info")]
         return joined(models, *others, of_metrics(metrics))
 
