@@ -10,13 +10,14 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from omni_proxy.prompts.chat_messages import BadMessage, ready_messages
 from omni_proxy.prompts.chat_template import ChatTemplate, ChatTemplateError
 from omni_proxy.workers.engine.choice import Choice
+from omni_proxy.workers.engine.guides import Guide, GuideCompiler
 from omni_proxy.workers.engine.kv_params import Bootstrap, Leg, check_prompt, meet, parse_leg
 from omni_proxy.workers.engine.model_card import ModelCard
 from omni_proxy.workers.engine.openai_api import (
@@ -31,7 +32,10 @@ from omni_proxy.workers.engine.openai_api import (
     split_prompts,
 )
 from omni_proxy.workers.engine.respond import ChatFormat, CompletionFormat, Format, ReplyHead
+from omni_proxy.workers.engine.structure import Structure
 from omni_proxy.workers.engine.text import ModelTokenizer, StopStrings
+from omni_proxy.workers.engine.tool_calls import ToolText
+from omni_proxy.workers.engine.tool_choice import tool_text_of
 from omni_proxy.workers.engine.types import EngineRequest, SamplingParams
 
 _INLINE_CHARS: Final = 2000
@@ -62,6 +66,10 @@ class _Plan:
     logprobs: int | None
     max_tokens: int | None
     prompt_field: str
+    guide: Guide | None = None
+    tools: ToolText | None = None
+    echo: tuple[str, ...] = ()
+    """The prompts' texts, where they are to be shown."""
 
 
 class CallBuilder:
@@ -77,6 +85,7 @@ class CallBuilder:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._chat = ChatFormat(tokenizer)
         self._completion = CompletionFormat(tokenizer)
+        self._guides = GuideCompiler(tokenizer.to_json, card.vocab_size, card.eos_token_ids)
 
     def close(self) -> None:
         """Let the threads end."""
@@ -88,6 +97,7 @@ class CallBuilder:
         if body.top_logprobs and not body.logprobs:
             raise bad_value("top_logprobs", body.top_logprobs, "logprobs must be true as well")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        tools, forced = tool_text_of(body.tools, body.tool_choice, body.parallel_tool_calls is not False)
         limit = body.max_completion_tokens
         field = "max_tokens" if limit is None else "max_completion_tokens"
         _check_min_tokens(body, limit or body.max_tokens, field)
@@ -98,6 +108,8 @@ class CallBuilder:
             logprobs=logprobs,
             max_tokens=limit or body.max_tokens,
             prompt_field="messages",
+            guide=await self._guide(body, forced),
+            tools=tools,
         )
         if body.prompt_token_ids is None:
             token_ids = await self.chat_tokens(body)
@@ -109,6 +121,8 @@ class CallBuilder:
         """A text completion; raises ApiError."""
         model = self.card.check_name(body.model)
         _check_min_tokens(body, body.max_tokens, "max_tokens")
+        if body.max_tokens == 0 and not body.echo:
+            raise bad_value("max_tokens", 0, "must be at least 1 without echo")
         prompts = split_prompts(body.prompt)
         if len(prompts) * (body.n or 1) > MAX_CHOICES:
             rule = f"at most {MAX_CHOICES} continuations (prompts times n) are allowed"
@@ -118,16 +132,33 @@ class CallBuilder:
             id=f"{self._completion.id_prefix}-{request_id}",
             leg=self._leg(body),
             logprobs=body.logprobs,
-            max_tokens=body.max_tokens,
+            max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
             prompt_field="prompt",
+            guide=await self._guide(body, None),
         )
         special = body.add_special_tokens is not False
         token_lists = [await self.prompt_tokens(prompt, special) for prompt in prompts]
+        if body.echo:
+            plan = replace(plan, echo=tuple(map(self._echo, prompts)))
         return self._call(self._completion, plan, token_lists, model, created)
 
     def _leg(self, body: GenerationFields) -> Leg:
         where = Bootstrap(body.bootstrap_host, body.bootstrap_port, body.bootstrap_room)
         return meet(parse_leg(body.kv_transfer_params), where, self._role)
+
+    def _echo(self, prompt: Prompt) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens=False)
+
+    async def _guide(self, body: GenerationFields, forced: Structure | None) -> Guide | None:
+        """What keeps the answer to a structure; compiled on a thread, as a large one takes a while."""
+        asked = body.structure()
+        if asked is not None and forced is not None:
+            raise ApiError(400, f"{asked.field}: tool_choice forces another structure", asked.field)
+        structure = asked or forced
+        if structure is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._guides.compile, structure)
 
     async def chat_tokens(self, body: ChatRequest | TokenizeRequest) -> tuple[int, ...]:
         """The prompt of some chat messages."""
@@ -198,12 +229,17 @@ class CallBuilder:
             logprobs=plan.logprobs,
             include_usage=bool(options and options.include_usage),
             running_usage=bool(options and options.continuous_usage_stats),
+            prompt_logprobs=body.prompt_logprobs is not None,
         )
         return Call(format, head, choices, per_prompt, bool(body.stream), plan.prompt_field)
 
     def _choice(self, plan: _Plan, index: int, sample: int, token_ids: tuple[int, ...]) -> Choice:
         body = plan.body
         check_prompt(plan.leg.pull, len(token_ids))
+        scores = body.prompt_logprobs if body.prompt_logprobs is not None else plan.logprobs if plan.echo else None
+        if scores is not None and not plan.leg.alone:
+            field = "echo" if plan.echo else "prompt_logprobs"
+            raise ApiError(400, f"{field}: a handoff carries no log-probabilities of the prompt", field)
         request = EngineRequest(
             request_id=f"{plan.id}-{index}-{secrets.token_hex(4)}",
             prompt_token_ids=token_ids,
@@ -213,6 +249,8 @@ class CallBuilder:
             room=plan.leg.room,
             pull=plan.leg.pull,
             join=plan.leg.join,
+            guide=None if plan.guide is None else plan.guide.copy(),
+            prompt_logprobs=scores,
             cache_salt=body.cache_salt or "",
         )
         include_stop = bool(body.include_stop_str_in_output)
@@ -222,6 +260,9 @@ class CallBuilder:
             detokenizer=self.tokenizer.detokenizer(body.skip_special_tokens is not False, token_ids),
             stops=StopStrings(() if plan.leg.room is not None else body.stops(), include_stop),
             include_stop=include_stop,
+            tools=None if plan.tools is None else plan.tools.fresh(),
+            echo=plan.echo[index // (body.n or 1)] if plan.echo else None,
+            only_prompt=isinstance(body, CompletionRequest) and body.max_tokens == 0,
         )
 
     def _sampling(self, plan: _Plan, prompt_tokens: int, sample: int) -> SamplingParams:

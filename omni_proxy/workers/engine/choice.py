@@ -5,10 +5,15 @@ Knows nothing of the engine's thread, of HTTP or of JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from omni_proxy.workers.engine.text import Detokenizer, StopStrings
+from omni_proxy.workers.engine.tool_calls import CallPiece, ToolText
 from omni_proxy.workers.engine.types import EngineRequest, FinishReason, Handoff, Output, TokenLogprob
+
+TOOL_CALLS: Final = "tool_calls"
+"""Finish reason of a choice that called functions."""
 
 
 @dataclass(slots=True)
@@ -26,6 +31,7 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    calls: list[CallPiece] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -49,6 +55,15 @@ class Choice:
     handoff: Handoff | None = None
     unshown: str = ""
     """Text that waits for the rest of its token."""
+    tools: ToolText | None = None
+    """Takes function calls out of the text."""
+    calls: list[CallPiece] = field(default_factory=list)
+    """Whole calls so far."""
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    echo: str | None = None
+    """The prompt's text, to be shown before the answer's."""
+    only_prompt: bool = False
+    """No token was asked for: the one that the engine must draw is not shown."""
 
     @property
     def text(self) -> str:
@@ -62,6 +77,10 @@ class Choice:
         can go on from them. What an unfinished character or a possible stop string holds up waits with its token.
         """
         delta = Delta(self.index, error=output.error)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if self.only_prompt and output.error is None:
+            output = replace(output, token_ids=(), logprobs=None)
         shown = [self._token(output, at, delta) for at in range(len(output.token_ids))]
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if output.finish_reason is not None and self.stops.matched is None:
@@ -70,13 +89,27 @@ class Choice:
         self.unshown = ""
         if self.stops.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, self.stops.matched
-        delta.finish_reason, delta.stop_reason = self.finish_reason, self.stop_reason
         if self.finish_reason is None and (self.detokenizer.holds or self.stops.holds):
             self.unshown, delta.text = delta.text, ""
+        self._take_calls(delta)
+        delta.finish_reason, delta.stop_reason = self.finish_reason, self.stop_reason
         delta.offset, delta.total_tokens = self.shown_chars, len(self.token_ids)
         self.shown_chars += len(delta.text)
         self.texts.append(delta.text)
         return delta
+
+    def _take_calls(self, delta: Delta) -> None:
+        """Move function calls out of the delta's text; a choice that made some ends with that as its reason."""
+        if self.tools is None:
+            return
+        delta.text, delta.calls = self.tools.feed(delta.text, self.finish_reason is not None)
+        for piece in delta.calls:
+            if piece.name is not None:
+                self.calls.append(piece)
+            else:
+                self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + piece.arguments)
+        if self.calls and self.finish_reason == FinishReason.STOP.value:
+            self.finish_reason = TOOL_CALLS
 
     def _token(self, output: Output, at: int, delta: Delta) -> str:
         if self.stops.matched is not None:

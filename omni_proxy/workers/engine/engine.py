@@ -446,6 +446,7 @@ def _output(
         seq.cached_tokens,
         handoff,
         error,
+        tuple(seq.scores) if seq.request.prompt_logprobs is not None and seq.num_generated == 1 else None,
     )
 
 

@@ -41,6 +41,7 @@ class ModelCard:
     created: int
     """Seconds since the epoch."""
     defaults: SamplingDefaults = SamplingDefaults()
+    eos_token_ids: frozenset[int] = frozenset()
 
     def check_name(self, name: str | None) -> str:
         """The name to answer with; an unknown one is a 404, an absent one the first."""

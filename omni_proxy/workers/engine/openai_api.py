@@ -14,72 +14,36 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from omni_proxy.workers.engine.api_error import ApiError, bad_value, shorten
+from omni_proxy.workers.engine.structure import STRUCTURE_FIELDS, Structure, structure_of
+
+__all__ = ["ApiError", "bad_value", "shorten"]
+
 MAX_CHOICES: Final = 128
 """Most continuations that one call may ask for: prompts times `n`."""
 MAX_LOGPROBS: Final = 20
 MAX_STOPS: Final = 64
-
-_ERROR_TYPES: Final[Mapping[int, str]] = {
-    400: "BadRequestError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    413: "RequestTooLargeError",
-    500: "InternalServerError",
-    503: "ServiceUnavailableError",
-}
 
 _ABSENT: Final = object()
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (None, 1),
     "bad_words": (None, []),
     "continue_final_message": (None, False),
-    "echo": (None, False),
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
+    "lora_name": (None,),
+    "lora_path": (None,),
+    "lora_request": (None,),
     "min_p": (None, 0),
     "presence_penalty": (None, 0),
     "prompt_embeds": (None,),
-    "prompt_logprobs": (None,),
     "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
     "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
 """Fields that change the answer in a way this engine cannot, with the values under which they change nothing."""
-
-
-class ApiError(Exception):
-    """A refusal that a client may read: an HTTP status, a sentence, and the field at fault."""
-
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-
-    def body(self) -> dict[str, Any]:
-        """The error in the shape that vLLM and OpenAI clients expect."""
-        kind = _ERROR_TYPES.get(self.status, "Error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
-        return {"error": error}
-
-
-def bad_value(param: str, value: object, rule: str) -> ApiError:
-    """A 400 that names the field, what it held (shortened) and what it must be."""
-    return ApiError(400, f"{param}: got {shorten(value)}, {rule}", param)
-
-
-def shorten(value: object, limit: int = 80) -> str:
-    """The value as JSON, cut to `limit` characters, so that an error never repeats a whole prompt."""
-    if isinstance(value, str):
-        value = value[: limit + 1]
-    elif isinstance(value, list | dict) and len(value) > limit:
-        return f"a {type(value).__name__} of {len(value)} items"
-    text = msgspec.json.encode(value).decode("utf-8", "replace")
-    return text if len(text) <= limit else text[:limit] + "…"
+_NEUTRAL_IN_CHAT: Final[Mapping[str, tuple[object, ...]]] = {"echo": (None, False)}
 
 
 class StreamOptions(Struct):
@@ -115,6 +79,17 @@ class GenerationFields(Struct, kw_only=True):
     bootstrap_host: str | None = None
     bootstrap_port: int | str | None = None
     bootstrap_room: int | str | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+    def structure(self) -> Structure | None:
+        """The structure that the answer must have; raises `ApiError` 400."""
+        return structure_of({name: getattr(self, name) for name in STRUCTURE_FIELDS})
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings as a tuple; refuses empty ones and too many."""
@@ -136,6 +111,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
@@ -145,6 +122,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/completions; `prompt` is taken apart by `split_prompts`."""
 
     prompt: Any
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 only with `echo`: the prompt and its log-probabilities, nothing more."""
+    echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
 
@@ -189,7 +169,9 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, f"the body is not valid JSON: {exc}") from exc
     if not isinstance(raw, dict):
         raise ApiError(400, f"the body must be a JSON object, got {shorten(raw)}")
-    _refuse_unsupported(raw)
+    _refuse_unsupported(raw, _NEUTRAL)
+    if kind is ChatRequest:
+        _refuse_unsupported(raw, _NEUTRAL_IN_CHAT)
     if raw.get("stream_options") is not None and not raw.get("stream"):
         raise bad_value("stream_options", raw["stream_options"], "it is allowed only when stream is true")
     try:
@@ -198,8 +180,8 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         raise _explain(exc, raw) from exc
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    for name, neutral in _NEUTRAL.items():
+def _refuse_unsupported(raw: Mapping[str, Any], table: Mapping[str, tuple[object, ...]]) -> None:
+    for name, neutral in table.items():
         value = raw.get(name, _ABSENT)
         if value is not _ABSENT and value not in neutral:
             raise bad_value(name, value, "this engine does not support it")

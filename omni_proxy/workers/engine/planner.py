@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from omni_proxy.workers.engine.blocks import BlockPool, CacheListener, Key
 from omni_proxy.workers.engine.sequence import Phase, Sequence
@@ -46,8 +46,12 @@ class Plan:
     preempted: tuple[Sequence, ...] = ()
 
 
+MOST_SCORED: Final = 256
+"""Prompt tokens scored in a step: each needs a row of logits."""
+
+
 def _chunk(seq: Sequence, budget: int) -> Chunk:
-    count = min(seq.pending, budget)
+    count = min(seq.pending, budget, MOST_SCORED if seq.wants_scores else budget)
     return Chunk(seq, seq.start, count, count == seq.pending)
 
 
@@ -209,7 +213,9 @@ class Planner:
         """Drafts for what decodes, of the budget that is left and in blocks that nobody needs."""
         chunks = []
         for chunk in decodes:
-            draft = drafter.propose(chunk.seq, len(decodes), budget)
+            # A structure's mask is known for the next token only.
+            free = chunk.seq.request.guide is None
+            draft = drafter.propose(chunk.seq, len(decodes), budget) if free else ()
             budget -= len(draft)
             chunks.append(replace(chunk, draft=draft) if draft and self._spare_blocks(chunk.seq, len(draft)) else chunk)
         return chunks
@@ -266,7 +272,7 @@ class Planner:
 
     def _admit(self, seq: Sequence) -> bool:
         """Take blocks for all tokens, as many as possible from the cache, leaving one to each runner."""
-        held = self._pool.acquire_prefix(seq.keys(len(seq.tokens)))
+        held = [] if seq.wants_scores else self._pool.acquire_prefix(seq.keys(len(seq.tokens)))
         missing = seq.blocks_for(len(seq.tokens)) - len(held)
         spare = len(self._running)
         fresh = self._pool.try_allocate(missing) if missing + spare <= self._pool.num_free else None

@@ -108,7 +108,7 @@ class Relay:
             failure = _failure(choice, delta)
             if failure is not None:
                 return b"".join(events), failure
-            if not (delta.text or delta.finish_reason or (shown and delta.token_ids)):
+            if not (delta.text or delta.calls or delta.finish_reason or (shown and delta.token_ids)):
                 continue
             chunk = call.format.chunk(head, choice, delta)
             if head.running_usage:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import msgspec
 
 from omni_proxy.workers.engine.choice import Choice, Delta
 from omni_proxy.workers.engine.text import ModelTokenizer
+from omni_proxy.workers.engine.tool_calls import CallPiece
 from omni_proxy.workers.engine.types import TokenLogprob
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -40,6 +41,7 @@ class ReplyHead:
     logprobs: int | None = None
     include_usage: bool = False
     running_usage: bool = False
+    prompt_logprobs: bool = False
 
 
 def usage(choices: Sequence[Choice], per_prompt: int) -> dict[str, Any]:
@@ -64,6 +66,33 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
     }
 
 
+def prompt_logprobs(tokenizer: ModelTokenizer, choice: Choice) -> list[dict[str, Any] | None]:
+    """As vLLM writes them: for each prompt token, itself and its alternatives by id; null for the first."""
+    entries: list[dict[str, Any] | None] = [None]
+    for token in choice.prompt_logprobs or ():
+        ranked = [(i, p, rank) for rank, (i, p) in enumerate(token.top, 1)]
+        entries.append(
+            {
+                str(i): {
+                    "logprob": max(p, _LEAST_LOGPROB),
+                    "rank": rank,
+                    "decoded_token": tokenizer.token_text(i),
+                }
+                for i, p, rank in [(token.token_id, token.logprob, token.rank), *ranked]
+            }
+        )
+    return entries
+
+
+def _call(choice: Choice, piece: CallPiece) -> dict[str, Any]:
+    """A function call, or more of its arguments."""
+    if piece.name is None:
+        return {"function": {"arguments": piece.arguments}}
+    unique = choice.request.request_id.rpartition("-")[2]
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"id": f"call_{unique}{piece.index}", "type": "function", "function": function}
+
+
 class Format(ABC):
     """How one endpoint writes its choices."""
 
@@ -79,11 +108,11 @@ class Format(ABC):
         """The chunk before the first text of a choice, if the endpoint has one."""
 
     @abstractmethod
-    def _piece(self, text: str) -> dict[str, Any]:
+    def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         """The text of a stream chunk."""
 
     @abstractmethod
-    def _message(self, text: str) -> dict[str, Any]:
+    def _message(self, choice: Choice) -> dict[str, Any]:
         """The text of a whole answer."""
 
     @abstractmethod
@@ -106,7 +135,7 @@ class Format(ABC):
 
     def chunk(self, head: ReplyHead, choice: Choice, delta: Delta) -> dict[str, Any]:
         """One stream chunk with what `delta` adds to `choice`."""
-        entry = {"index": delta.index, **self._piece(delta.text), "logprobs": None}
+        entry = {"index": delta.index, **self._piece(choice, delta), "logprobs": None}
         if head.logprobs is not None and delta.logprobs:
             entry["logprobs"] = self._logprobs(delta.logprobs, delta.offset)
         entry["finish_reason"] = delta.finish_reason
@@ -125,7 +154,7 @@ class Format(ABC):
         return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
 
     def _whole_choice(self, head: ReplyHead, choice: Choice) -> dict[str, Any]:
-        entry = {"index": choice.index, **self._message(choice.text), "logprobs": None}
+        entry = {"index": choice.index, **self._message(choice), "logprobs": None}
         if head.logprobs is not None:
             entry["logprobs"] = self._logprobs(choice.logprobs, 0)
         entry["finish_reason"] = choice.finish_reason
@@ -148,6 +177,8 @@ class ChatFormat(Format):
         body = {**self._frame(head, self.chunk_object), "choices": [entry]}
         if head.token_ids:
             body["prompt_token_ids"] = choice.request.prompt_token_ids
+        if head.prompt_logprobs:
+            body["prompt_logprobs"] = prompt_logprobs(self._tokenizer, choice)
         return body
 
     def whole(
@@ -160,13 +191,23 @@ class ChatFormat(Format):
         body = super().whole(head, choices, per_prompt, kv_transfer_params)
         if head.token_ids:
             body["prompt_token_ids"] = choices[0].request.prompt_token_ids
+        if head.prompt_logprobs:
+            body["prompt_logprobs"] = prompt_logprobs(self._tokenizer, choices[0])
         return body
 
-    def _piece(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
+    def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        if not delta.calls:
+            return {"delta": {"content": delta.text}}
+        content = {"content": delta.text} if delta.text else {}
+        calls = [{"index": piece.index, **_call(choice, piece)} for piece in delta.calls]
+        return {"delta": {**content, "tool_calls": calls}}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [_call(choice, call) for call in choice.calls]
+        return {"message": message}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return {"content": [self._token(token) for token in tokens]}
@@ -189,9 +230,18 @@ class CompletionFormat(Format):
     chunk_object = "text_completion"
 
     def opening(self, head: ReplyHead, choice: Choice) -> dict[str, Any] | None:
-        return None
+        """The prompt, where it is to be shown."""
+        if choice.echo is None and not head.prompt_logprobs:
+            return None
+        entry: dict[str, Any] = {"index": choice.index, "text": choice.echo or "", "logprobs": None}
+        if head.logprobs is not None and choice.echo is not None:
+            entry["logprobs"] = self._prompt_part(choice)
+        if head.prompt_logprobs:
+            entry["prompt_logprobs"] = prompt_logprobs(self._tokenizer, choice)
+        return {**self._frame(head, self.chunk_object), "choices": [{**entry, "finish_reason": None}]}
 
     def chunk(self, head: ReplyHead, choice: Choice, delta: Delta) -> dict[str, Any]:
+        delta = replace(delta, offset=delta.offset + len(choice.echo or ""))
         body = super().chunk(head, choice, delta)
         if head.token_ids and delta.total_tokens == len(delta.token_ids):
             body["choices"][0]["prompt_token_ids"] = choice.request.prompt_token_ids
@@ -199,19 +249,31 @@ class CompletionFormat(Format):
 
     def _whole_choice(self, head: ReplyHead, choice: Choice) -> dict[str, Any]:
         entry = super()._whole_choice(head, choice)
+        if head.logprobs is not None and choice.echo is not None:
+            said = self._logprobs(choice.logprobs, len(choice.echo))
+            entry["logprobs"] = {name: values + said[name] for name, values in self._prompt_part(choice).items()}
+        if head.prompt_logprobs:
+            entry["prompt_logprobs"] = prompt_logprobs(self._tokenizer, choice)
         if head.token_ids:
             entry["prompt_token_ids"] = choice.request.prompt_token_ids
         return entry
 
-    def _piece(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        return {"text": delta.text}
 
-    def _message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        return {"text": (choice.echo or "") + choice.text}
 
-    def _logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    def _prompt_part(self, choice: Choice) -> dict[str, list[Any]]:
+        """Log-probabilities of the prompt's tokens; the first has none, as nothing comes before it."""
+        first = TokenLogprob(choice.request.prompt_token_ids[0], 0.0)
+        part = self._logprobs([first, *(choice.prompt_logprobs or ())], 0)
+        part["token_logprobs"][0] = part["top_logprobs"][0] = None
+        return part
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]]:
         texts = [self._tokenizer.token_text(token.token_id) for token in tokens]
-        offsets = list(accumulate(map(len, texts[:-1]), initial=offset))
+        offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
         return {
             "text_offset": offsets,
             "token_logprobs": [max(token.logprob, _LEAST_LOGPROB) for token in tokens],

@@ -16,7 +16,8 @@ import omni_kernels as ops
 from omni_proxy.workers.engine.checkpoint import Checkpoint
 from omni_proxy.workers.engine.model import Batch, DecoderModel, Experts
 from omni_proxy.workers.engine.planner import Chunk
-from omni_proxy.workers.engine.sampler import Draw, Drawn, sample
+from omni_proxy.workers.engine.sampler import Draw, Drawn, sample, score
+from omni_proxy.workers.engine.types import Guide
 
 
 class Runner:
@@ -46,10 +47,29 @@ class Runner:
 
         A draft is right as far as it is what is drawn; a row's draw depends on nothing but its seed, place and logits.
         """
-        logits = self.model.forward(self._batch(chunks), self._kv, progress)
+        logits = self._score(chunks, self.model.forward(self._batch(chunks), self._kv, progress))
         draws = [draw for chunk in chunks if chunk.samples for draw in self._draws(chunk)]
         drawn = iter(sample(logits, draws) if draws else [])
-        return [_right(chunk.draft, [next(drawn) for _ in range(_logit_rows(chunk))]) for chunk in chunks]
+        right = [_right(chunk.draft, [next(drawn) for _ in range(_logit_rows(chunk))]) for chunk in chunks]
+        for chunk, tokens in zip(chunks, right, strict=True):
+            _guide_on(chunk.seq.request.guide, tokens)
+        return right
+
+    def _score(self, chunks: Sequence[Chunk], logits: Tensor) -> Tensor:
+        """Keep log-probabilities of prompt tokens where wanted; returns the rows that tokens are drawn from."""
+        if not any(scored_rows(chunk) for chunk in chunks):
+            return logits
+        kept: list[Tensor] = []
+        row = 0
+        for chunk in chunks:
+            places, seq = scored_rows(chunk), chunk.seq
+            after = row + len(places)
+            if places:
+                tokens = [seq.tokens[p + 1] for p in places]
+                seq.scores += score(logits[row:after], tokens, seq.request.prompt_logprobs or 0)
+            row = after + _logit_rows(chunk)
+            kept.append(logits[after:row])
+        return torch.cat(kept)
 
     @torch.inference_mode()
     def export_bytes(self, blocks: Sequence[int]) -> memoryview:
@@ -93,6 +113,8 @@ class Runner:
             tokens += chunk.draft
             positions += range(chunk.start, chunk.start + chunk.rows)
             slots += self._slots(chunk)
+            first = len(tokens) - chunk.rows - chunk.start
+            logit_rows += [first + place for place in scored_rows(chunk)]
             logit_rows += range(len(tokens) - _logit_rows(chunk), len(tokens))
         attention = ops.attention_batch(
             [chunk.rows for chunk in chunks],
@@ -122,9 +144,17 @@ class Runner:
 
     def _draw(self, chunk: Chunk, index: int) -> Draw:
         """How token number `index` of the answer is drawn."""
-        sampling = chunk.seq.request.sampling
+        sampling, guide = chunk.seq.request.sampling, chunk.seq.request.guide
+        if guide is not None:  # it says itself when the answer may end
+            return Draw(sampling, chunk.seq.seed, index, allowed=guide.allowed())
         forbidden = sampling.stop_token_ids | self._eos if index < sampling.min_tokens else frozenset[int]()
         return Draw(sampling, chunk.seq.seed, index, forbidden)
+
+
+def _guide_on(guide: Guide | None, drawn: Sequence[Drawn]) -> None:
+    if guide is not None:
+        for token in drawn:
+            guide.accept(token.token_id)
 
 
 def _logit_rows(chunk: Chunk) -> int:
@@ -138,6 +168,14 @@ def _right(draft: tuple[int, ...], drawn: list[Drawn]) -> tuple[Drawn, ...]:
     while right < len(draft) and drawn[right].token_id == draft[right]:
         right += 1
     return tuple(drawn[: right + 1])
+
+
+def scored_rows(chunk: Chunk) -> range:
+    """Places of a chunk whose logits tell log-probabilities that are wanted: those of the prompt tokens after them."""
+    seq = chunk.seq
+    if not seq.wants_scores:
+        return range(0)
+    return range(max(chunk.start, len(seq.scores)), min(chunk.start + chunk.count, seq.prompt_len - 1))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import omni_kernels as ops
@@ -30,6 +32,8 @@ class Draw:
     """Number of tokens that the request has drawn before."""
     forbidden: frozenset[int] = frozenset()
     """Token ids that must not be drawn (end tokens before `min_tokens`)."""
+    allowed: NDArray[np.bool_] | None = None
+    """[vocab] of the tokens that may be drawn (a structured answer); None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,25 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
 
 
 def _forbid(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    if not any(draw.forbidden for draw in draws):
+    if not any(draw.forbidden or draw.allowed is not None for draw in draws):
         return logits
     masked = logits.clone()
     for row, draw in zip(masked, draws, strict=True):
         if draw.forbidden:
             row[sorted(draw.forbidden)] = -torch.inf
+        if draw.allowed is not None:
+            row.masked_fill_(torch.from_numpy(~draw.allowed), -torch.inf)
     return masked
+
+
+def score(logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[TokenLogprob]:
+    """Log-probabilities of given tokens, one for each row of `logits` [n, vocab]."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    chosen = logprobs.gather(-1, torch.tensor(tokens).unsqueeze(1))[:, 0].tolist()
+    ranks = ((logprobs > logprobs.gather(-1, torch.tensor(tokens).unsqueeze(1))).sum(-1) + 1).tolist()
+    values, ids = logprobs.topk(min(alternatives, logprobs.shape[1]), -1)
+    top = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(*entry) for entry in zip(tokens, chosen, top, ranks, strict=True)]
 
 
 def _logprobs(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> dict[int, TokenLogprob]:

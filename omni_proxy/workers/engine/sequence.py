@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from enum import Enum
 
 from omni_proxy.workers.engine.blocks import Key, chain_key, root_key
-from omni_proxy.workers.engine.types import EngineRequest, FinishReason
+from omni_proxy.workers.engine.types import EngineRequest, FinishReason, TokenLogprob
 
 
 class Phase(Enum):
@@ -43,6 +43,7 @@ class Sequence:
         "published",
         "pulled",
         "request",
+        "scores",
         "seed",
         "tokens",
     )
@@ -68,6 +69,8 @@ class Sequence:
         """The pull has ended, well or not: it is not tried again."""
         self.cached_tokens = 0
         """Prompt tokens that the first admission found in the cache, or that were pulled."""
+        self.scores: list[TokenLogprob] = []
+        """Log-probabilities of the prompt's tokens from the second on, as far as computed; filled by the runner."""
         self._keys: list[Key] = []
 
     @property
@@ -103,6 +106,11 @@ class Sequence:
         """How another worker's KV comes to this decode leg."""
         return "pull" if self.request.join is None else "push"
 
+    @property
+    def wants_scores(self) -> bool:
+        """Log-probabilities of prompt tokens are still to be computed."""
+        return self.request.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
@@ -125,7 +133,8 @@ class Sequence:
 def finish_reason(seq: Sequence, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
     """Whether the last drawn token ends the sequence. A stop before `min_tokens` cannot be drawn."""
     sampling, last = seq.request.sampling, seq.tokens[-1]
-    if last in sampling.stop_token_ids or (not sampling.ignore_eos and last in eos_token_ids):
+    open_ended = sampling.ignore_eos and seq.request.guide is None
+    if last in sampling.stop_token_ids or (not open_ended and last in eos_token_ids):
         return FinishReason.STOP
     if seq.num_generated >= sampling.max_tokens or len(seq.tokens) >= max_model_len:
         return FinishReason.LENGTH

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from omni_proxy.workers.engine.choice import Choice, Delta
+from omni_proxy.workers.engine.choice import TOOL_CALLS, Choice, Delta
 from omni_proxy.workers.engine.types import EngineStats
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -168,7 +168,7 @@ class ServerMetrics:
                 self._tpot.observe((now - choice.last_at) / len(delta.token_ids))
             choice.last_at = now
         if delta.finish_reason is not None:
-            self.ended(delta.finish_reason)
+            self.ended("stop" if delta.finish_reason == TOOL_CALLS else delta.finish_reason)
             self._e2e.observe(now - arrived)
 
     def ended(self, reason: str) -> None:

@@ -67,6 +67,10 @@ class ModelTokenizer:
         """Read `tokenizer.json`; raises `TokenizerError` that names the file."""
         return cls(load_tokenizer(folder))
 
+    def to_json(self) -> str:
+        """The whole tokenizer, in the form of `tokenizer.json`."""
+        return str(self._tokenizer.to_str())
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Lets go of the interpreter lock while it works."""
         return encode(self._tokenizer, text, add_special_tokens)

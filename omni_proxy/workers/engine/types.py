@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final, Protocol
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -27,6 +27,18 @@ class InvalidRequest(ValueError):
 
 class RequestTooLong(InvalidRequest):
     """A prompt that does not fit the model's context or the KV cache, even when nothing else runs."""
+
+
+class Guide(Protocol):
+    """Which tokens an answer may go on with; one for each answer, used by the engine's thread."""
+
+    def allowed(self) -> Any:
+        """[vocab] bool array of the tokens that may come next; at least one."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The answer goes on with this token."""
+        ...
 
 
 class FinishReason(Enum):
@@ -89,6 +101,10 @@ class EngineRequest:
     """Of a prefill leg: who joins this room gets the KV pushed while it is computed."""
     pull: PullFrom | None = None
     join: JoinRoom | None = None
+    guide: Guide | None = field(default=None, compare=False)
+    """The structure of the answer; it ends at an end token whatever `ignore_eos` and `min_tokens` say."""
+    prompt_logprobs: int | None = None
+    """As `SamplingParams.logprobs`, of the prompt's tokens: they are then all computed, none taken from the cache."""
     cache_salt: str = ""
     """Prompts share cached blocks only with prompts of the same salt."""
 
@@ -100,6 +116,8 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
+    """1 for the most likely token; of prompt tokens only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +146,8 @@ class Output:
     """Prompt tokens that were not computed here: found in the prefix cache, or (decode leg) pulled."""
     handoff: Handoff | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    """With the first tokens, if asked for: of each prompt token but the first."""
 
 
 Emit = Callable[[Output], None]

@@ -122,6 +122,7 @@ def _load(options: WorkerOptions) -> tuple[Engine, CallBuilder]:
         vocab_size=engine.info.vocab_size,
         created=int(time.time()),
         defaults=load_defaults(folder),
+        eos_token_ids=engine.info.eos_token_ids,
     )
     return engine, CallBuilder(card, tokenizer, template, options.role)
 

@@ -225,7 +225,9 @@ class LiveServer:
         self.engine = engine
         self.tokenizer = ModelTokenizer.load(folder)
         info = engine.info
-        card = ModelCard(("tiny", "alias"), str(folder), info.max_model_len, info.vocab_size, 1)
+        card = ModelCard(
+            ("tiny", "alias"), str(folder), info.max_model_len, info.vocab_size, 1, eos_token_ids=info.eos_token_ids
+        )
         self.builder = CallBuilder(card, self.tokenizer, load_chat_template(folder))
         self._sock = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._sock.getsockname()[1]
