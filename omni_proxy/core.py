@@ -37,6 +37,7 @@ from omni_proxy.messages import (
     LegFailed,
     LegSent,
     Mode,
+    OthersHeard,
     PrefillDone,
     RequestRecord,
     Stage,
@@ -95,6 +96,8 @@ class Core:
                 self._front_lost(prefix, now)
             case Adopted():
                 self._adopted(event, now)
+            case OthersHeard():
+                self._board.others_heard(event, now)
             case Tick():
                 self._tick(now)
             case BlocksStored() | BlocksRemoved() | CacheCleared():
@@ -121,6 +124,7 @@ class Core:
             schedule_mode=old.schedule_mode,
             prefix_aware=old.prefix_aware,
             scheduling=old.scheduling,
+            seed=old.seed,
         )
         board.ledger.blame(settings.max_fails, settings.fail_timeout_s)
 

@@ -313,6 +313,37 @@ class CacheCleared(Struct, frozen=True, tag=True):
     rank: int
 
 
+class WorkerShare(Struct, frozen=True, array_like=True):
+    """What other gateways have put on one worker, together."""
+
+    worker: str
+    seqs: int
+    prefill_tokens: int
+    kv_tokens: int
+    busy_s: float
+    """How long it should take for their prompts, from the instant of the event on."""
+
+
+class OthersHeard(Struct, frozen=True, tag=True):
+    """What the other gateways were last known to hold, whole: a worker that is not named has nothing of theirs."""
+
+    gateways: int
+    """So many others live; 0: this one is alone."""
+    place: int = 0
+    """Of this gateway among all of them, from 0 on."""
+    turn_s: float = 0.0
+    """How long it takes until one of them has heard of what another has done."""
+    loads: tuple[WorkerShare, ...] = ()
+    waiting: int = 0
+    """Prompts that wait in them."""
+    served: tuple[tuple[str, int], ...] = ()
+    """Prompt tokens that tenants got through them since the last event."""
+    homes: tuple[tuple[str, str], ...] = ()
+    """Sessions that they placed since the last event, and the prefill worker of each."""
+    distrusted: tuple[tuple[str, float], ...] = ()
+    """Workers that most of them have ejected, and for how many seconds more."""
+
+
 class Tick(Struct, frozen=True, tag=True):
     """The instant that `next_wakeup` named has come."""
 
@@ -334,6 +365,7 @@ Event = (
     | WorkerRemoved
     | FrontLost
     | Adopted
+    | OthersHeard
     | Tick
     | BlocksStored
     | BlocksRemoved

@@ -31,6 +31,7 @@ from omni_proxy.messages import (
     LegSent,
     Mark,
     Mode,
+    OthersHeard,
     Outcome,
     Placement,
     PrefillDone,
@@ -49,6 +50,7 @@ from omni_proxy.messages import (
     WorkerDown,
     WorkerDraining,
     WorkerRemoved,
+    WorkerShare,
     WorkerSpec,
     WorkerUp,
 )
@@ -94,6 +96,7 @@ EVENTS: list[Event] = [
     WorkerRemoved("p0"),
     FrontLost("f1-"),
     Adopted("r", RequestSpec("m", "chat", 100), P, D, "p0", True),
+    OthersHeard(2, 1, 0.01, (WorkerShare("p0", 1, 10, 20, 0.5),), 3, (("t", 100),), (("s", "p0"),), (("p1", 4.0),)),
     Tick(),
     BlocksStored("p0", 1, 128, (1 << 63, 5), 2),
     BlocksRemoved("p0", 1, (1 << 63,)),

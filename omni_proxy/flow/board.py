@@ -7,6 +7,7 @@ business, and for what goes wrong that of the modules beside this one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
 from typing import Final
 
 from omni_proxy.apc.caches import Caches
@@ -22,6 +23,7 @@ from omni_proxy.messages import (
     Effect,
     Lease,
     Mode,
+    OthersHeard,
     Outcome,
     Stage,
     StartDecode,
@@ -30,6 +32,7 @@ from omni_proxy.messages import (
 )
 from omni_proxy.scheduler.admission import retry_after_s
 from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.others import hear
 from omni_proxy.scheduler.planner import Planner
 from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
@@ -48,7 +51,7 @@ class Board:
         self.index: PrefixIndex = index if index is not None else caches or NoIndex()
         self.learner: CacheLearner = caches or NoLearner()
         self.homes = Homes() if settings.prefix_aware else None
-        self.ledger = Ledger(settings.max_fails, settings.fail_timeout_s)
+        self.ledger = Ledger(settings.max_fails, settings.fail_timeout_s, Random(settings.seed))
         self.pools = Pools(self.ledger, settings.schedule_mode, settings.scheduling.model_modes)
         self.planner = Planner(self.ledger, self.pools, settings.scheduling, self.index, self.homes)
         self.requests: dict[str, Request] = {}
@@ -94,6 +97,14 @@ class Board:
             return
         for request in self.planner.plan(now):
             self.start(request, now)
+
+    def others_heard(self, event: OthersHeard, now: float) -> None:
+        """Take into account what other gateways hold, and plan again."""
+        hear(self.ledger, event, now)
+        self.planner.served_elsewhere(event.served)
+        if self.homes is not None:
+            self.homes.placed_elsewhere(event.homes)
+        self.plan(now)
 
     def start(self, request: Request, now: float) -> None:
         """Send the legs for which leases have just been booked."""

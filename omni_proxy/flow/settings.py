@@ -24,3 +24,5 @@ class CoreSettings:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     max_fails: int = 1
     fail_timeout_s: float = 10.0
+    seed: int = 0
+    """Of the choices between equals where there are other gateways."""

@@ -52,7 +52,9 @@ def pick_answering(
             begin = worker.backlog.free_at(now) - now + worker.backlog.cost.seconds(prompt - have, have)
         else:
             begin = handoff_s * (prompt - have) / max(prompt, 1)
-        step_s = worker.decoding.cost.step_s(worker.seqs + 1, worker.kv_tokens + prompt + answer_tokens)
+        step_s = worker.decoding.cost.step_s(
+            worker.seqs + worker.other_seqs + 1, worker.kv_tokens + worker.other_kv_tokens + prompt + answer_tokens
+        )
         end = (begin + step_s * answer_tokens) / max(worker.weight, LEAST_WEIGHT)
         shown.append((end, worker.name))
         if end < best_end or best is None or (end == best_end and worker.last_granted < best.last_granted):

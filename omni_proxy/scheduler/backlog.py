@@ -26,9 +26,11 @@ _CHECK_AGAIN_S: Final = 0.05
 
 
 class _Prompt:
-    __slots__ = ("cached", "cost_s", "uncached")
+    __slots__ = ("begin", "cached", "cost_s", "uncached")
 
-    def __init__(self, uncached: int, cached: int, cost_s: float) -> None:
+    def __init__(self, uncached: int, cached: int, cost_s: float, begin: float) -> None:
+        self.begin = begin
+        """Not before: what other gateways had there when it was sent is computed first."""
         self.uncached = uncached
         self.cached = cached
         self.cost_s = cost_s
@@ -38,7 +40,10 @@ class Backlog:
     """Granted prompts of one worker with their predicted cost. Instants in seconds, monotonic."""
 
     __slots__ = (
+        "_alone",
         "_clean",
+        "_left_at",
+        "_others_until",
         "_pairs",
         "_pending_s",
         "_prompts",
@@ -70,8 +75,34 @@ class Backlog:
         self._pairs = 0.0
         self._pending_s = 0.0
 
+        self._alone = True
+        """Were others last known to have nothing there?"""
+        self._left_at = 0.0
+        """When the last of them was heard to have nothing there any more."""
+        self._others_until = 0.0
+        """The instant at which it should be done with what other gateways have there."""
+
     def __len__(self) -> int:
         return len(self._prompts)
+
+    def others(self, busy_s: float, now: float, present: bool = True) -> None:
+        """Other gateways have so much work there. What is observed while they are present teaches nothing."""
+        self._others_until = now + busy_s if busy_s > 0 else min(now, self._others_until)
+        if not present and not self._alone:
+            self._left_at = now
+            self.since = max(self.since, min(now, self._first_begin()))  # by now at the latest it began with ours
+        self._alone = not present
+        if present:
+            self._clean = False
+
+    def own_s(self, now: float) -> float:
+        """How long it needs for what is granted from here, in seconds."""
+        if not self._prompts:
+            return 0.0
+        first_s = self._first_s()
+        end = self._first_begin() + first_s
+        left_s = min(first_s, end - now) if now <= end else now - end
+        return left_s + self.total_s - first_s
 
     # ----------------------------------------------------------------------- changes
 
@@ -80,10 +111,10 @@ class Backlog:
         free = self.free_at(now)
         if not self._prompts:
             self.since = now
-            self._clean = True
+            self._clean = self._alone
             self.total_s = 0.0
         cost_s = self.cost.seconds(uncached, cached)
-        self._prompts[lease] = _Prompt(uncached, cached, cost_s)
+        self._prompts[lease] = _Prompt(uncached, cached, cost_s, 0.0 if self._alone else free)
         self.total_s += cost_s
         return free + cost_s
 
@@ -104,7 +135,7 @@ class Backlog:
         self._pairs += pairs(uncached, cached)
         if not self._clean:
             self._forget_pending()
-        self._clean = True
+        self._clean = self._alone
         self.since = now
 
     def dropped(self, lease: Lease, now: float) -> None:
@@ -130,6 +161,8 @@ class Backlog:
 
         What is overdue is taken to need as long again as it is overdue by now.
         """
+        if not self._alone:
+            return max(now, self._others_until) + self.own_s(now)
         if not self._prompts:
             return now
         first_end = self.since + self._first_s()
@@ -144,11 +177,17 @@ class Backlog:
         `lead_s`: how much work may be sent ahead. A worker whose answer is late by half gets nothing until it comes.
         """
         if not self._prompts:
-            return now
+            return now if self._alone else max(now, self._others_until - lead_s)
         first_s = self._first_s()
-        if self.total_s - first_s > lead_s or now - self.since > _LATE * first_s + _CHECK_AGAIN_S:
+        if self.total_s - first_s > lead_s or now - self._first_begin() > _LATE * first_s + _CHECK_AGAIN_S:
             return None
-        return self.since + self.total_s - lead_s
+        return self.since + self.total_s - lead_s if self._alone else self.free_at(now) - lead_s
+
+    def opened_at(self, now: float) -> float:
+        """For an open worker: the instant from which it has been open, or has had nothing to do."""
+        if self._prompts:
+            return min(now, self.free_at(now) - LEAD_S)
+        return min(now, max(self.since, self._left_at, self._others_until - LEAD_S))
 
     def lead_s(self, depth: float) -> float:
         """How much work to send ahead when so many prompts wait for each worker.
@@ -160,12 +199,17 @@ class Backlog:
 
     def overdue_s(self, now: float) -> float:
         """For how long an answer has been missing; 0 when none is."""
-        return max(0.0, now - self.since - self._first_s()) if self._prompts else 0.0
+        return max(0.0, now - self._first_begin() - self._first_s()) if self._prompts else 0.0
 
     def next_check(self, now: float) -> float | None:
         """The instant at which to think again about an answer that is missing."""
         overdue = self.overdue_s(now)
         return now + max(_CHECK_AGAIN_S, overdue) if overdue > 0 else None
+
+    def _first_begin(self) -> float:
+        for prompt in self._prompts.values():
+            return max(self.since, prompt.begin)
+        return self.since
 
     def _first_s(self) -> float:
         for prompt in self._prompts.values():

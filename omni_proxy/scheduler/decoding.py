@@ -28,7 +28,7 @@ class _Answer:
 class Decoding:
     """Answers under way on one worker, from their first token on. Instants in seconds, monotonic."""
 
-    __slots__ = ("_answers", "_at", "_kv_token_s", "_kv_tokens", "_seq_s", "cost")
+    __slots__ = ("_answers", "_at", "_kv_token_s", "_kv_tokens", "_other_kv_tokens", "_other_seqs", "_seq_s", "cost")
 
     def __init__(self, peers: DecodeCost | None = None) -> None:
         self.cost = DecodeCost(peers)
@@ -37,6 +37,13 @@ class Decoding:
         self._at = 0.0
         self._seq_s = 0.0
         self._kv_token_s = 0.0
+        self._other_seqs = 0
+        self._other_kv_tokens = 0
+
+    def others(self, seqs: int, kv_tokens: int, now: float) -> None:
+        """Other gateways have so many sequences in its steps."""
+        self._advance(now)
+        self._other_seqs, self._other_kv_tokens = seqs, kv_tokens
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -64,10 +71,12 @@ class Decoding:
 
     def step_s(self, more_seqs: int = 0, more_kv_tokens: int = 0) -> float:
         """How long a step should take now, or with so much more in it; seconds."""
-        return self.cost.step_s(len(self._answers) + more_seqs, self._kv_tokens + more_kv_tokens)
+        return self.cost.step_s(
+            len(self._answers) + self._other_seqs + more_seqs, self._kv_tokens + self._other_kv_tokens + more_kv_tokens
+        )
 
     def _advance(self, now: float) -> None:
         past = now - self._at
         self._at = now
-        self._seq_s += past * len(self._answers)
-        self._kv_token_s += past * self._kv_tokens
+        self._seq_s += past * (len(self._answers) + self._other_seqs)
+        self._kv_token_s += past * (self._kv_tokens + self._other_kv_tokens)

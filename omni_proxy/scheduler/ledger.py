@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import inf
+from random import Random
 from typing import Final, Protocol
 
 from omni_proxy.messages import FailureKind, Lease, Leg, Role, WorkerSpec
@@ -51,12 +52,16 @@ class WorkerLoad:
         "last_granted",
         "max_seqs",
         "name",
+        "other_kv_tokens",
+        "other_prefill_tokens",
+        "other_seqs",
         "prefill_tokens",
         "prefills",
         "reason",
         "seen",
         "seqs",
         "share",
+        "shared",
         "spec",
         "up",
         "weight",
@@ -78,6 +83,12 @@ class WorkerLoad:
         self.kv_tokens = 0
         """Tokens of KV cache that it holds for us: decoding, or kept for a pull."""
         self.seqs = 0
+        self.other_seqs = 0
+        """What other gateways were last known to hold there; the ledger's own counts are without it."""
+        self.other_prefill_tokens = 0
+        self.other_kv_tokens = 0
+        self.shared = False
+        """Do they hold anything?"""
         self.last_granted = 0
         self.fail_times: list[float] = []
         self.ejected_until = 0.0
@@ -113,7 +124,7 @@ class _Grant:
 class Ledger:
     """Members, grants and passive health. `max_fails` failures within `fail_timeout_s` eject a worker for that long."""
 
-    def __init__(self, max_fails: int = 1, fail_timeout_s: float = 10.0) -> None:
+    def __init__(self, max_fails: int = 1, fail_timeout_s: float = 10.0, chance: Random | None = None) -> None:
         self._workers: dict[str, WorkerLoad] = {}
         self._grants: dict[Lease, _Grant] = {}
         self._holds: dict[str, _Grant] = {}
@@ -130,6 +141,16 @@ class Ledger:
         self.prefill_count = 0
         """Members that do nothing but prefill."""
         self._slow_starts = SlowStarts()
+        self.gateways = 0
+        """Other gateways that send work to the same members."""
+        self.place = 0
+        """Of this gateway among all of them."""
+        self.turn_s = 0.0
+        """How long it takes until one has heard what another has done."""
+        self.others_waiting = 0
+        """Prompts that wait in them."""
+        self.chance = Random(0) if chance is None else chance
+        """Keeps gateways with the same view from doing the same."""
         self.blame(max_fails, fail_timeout_s)
 
     def blame(self, max_fails: int, fail_timeout_s: float) -> None:
@@ -278,9 +299,18 @@ class Ledger:
             load.reason = f"ejected: {kind.value}"
         return True
 
+    def distrust(self, name: str, until: float) -> None:
+        """Other gateways have ejected a member: it counts as ejected here until then, or until it answers us."""
+        load = self._workers.get(name)
+        if load is not None and load.ejected_until < until:
+            load.ejected_until = until
+            self.trusted_from = max(self.trusted_from, until)
+            if load.up and not load.draining:
+                load.reason = "ejected by other gateways"
+
     def succeeded(self, load: WorkerLoad) -> None:
         """An answer came: the worker is trusted again. A slow start goes on."""
-        if load.fail_times:
+        if load.fail_times or load.ejected_until:
             load.fail_times.clear()
             load.ejected_until = 0.0
             if load.up and not load.draining:

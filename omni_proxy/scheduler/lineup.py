@@ -89,6 +89,11 @@ class Lineup:
         if self._shares is not None:
             self._shares.took(request.spec.tenant, uncached)
 
+    def took_elsewhere(self, tenant: str, tokens: int) -> None:
+        """Another gateway had so many prompt tokens computed for a tenant."""
+        if self._shares is not None:
+            self._shares.took(tenant, tokens)
+
     def head(self, queue: WaitingQueue, count: int, now: float) -> list[Request]:
         """The first `count` of those that wait, the next first."""
         waiting = queue.requests()

@@ -39,10 +39,11 @@ def fitting(workers: Sequence[WorkerLoad], tokens: int) -> Sequence[WorkerLoad]:
 def has_decode_room(worker: WorkerLoad, tokens: int) -> bool:
     """Room for one more sequence of `tokens` KV tokens; an idle worker always has room."""
     spec = worker.spec
-    if worker.seqs >= worker.max_seqs:
+    seqs = worker.seqs + worker.other_seqs
+    if seqs >= worker.max_seqs:
         return False
     capacity = spec.kv_capacity_tokens
-    return capacity is None or worker.seqs == 0 or worker.kv_tokens + tokens <= capacity
+    return capacity is None or seqs == 0 or worker.kv_tokens + worker.other_kv_tokens + tokens <= capacity
 
 
 def uncached(tokens: int, cached_tokens: int) -> int:

@@ -117,6 +117,11 @@ class Planner:
         """Something came free, or somebody came."""
         self._changed = True
 
+    def served_elsewhere(self, served: Sequence[tuple[str, int]]) -> None:
+        """Other gateways computed so many prompt tokens for these tenants."""
+        for tenant, tokens in served:
+            self._lineup.took_elsewhere(tenant, tokens)
+
     def next_wakeup(self) -> float | None:
         """The instant at which to plan again though nothing else happens, or None."""
         wake = self.prefill.wake_at if self.prefill_queue.waits else None

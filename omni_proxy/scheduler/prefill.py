@@ -21,7 +21,9 @@ from omni_proxy.scheduler.backlog import LEAD_S
 from omni_proxy.scheduler.foreseen import KEPT_S, Foreseen
 from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
 from omni_proxy.scheduler.lineup import Lineup
+from omni_proxy.scheduler.others import two_choices
 from omni_proxy.scheduler.queue import WaitingQueue
+from omni_proxy.scheduler.turns import Turns
 
 WALK_REQUESTS: Final = 64
 """So many requests at the head of the queue are looked at in one walk."""
@@ -82,6 +84,7 @@ class PrefillPlan:
         self._able = able
         self._grant = grant
         self._foreseen = Foreseen()
+        self._turns = Turns(ledger)
         self.wake_at: float | None = None
         """When a worker opens, or is to be thought about again, though nothing else happens; None: never."""
 
@@ -96,6 +99,7 @@ class PrefillPlan:
         for worker in able:
             worker.backlog.booked_until = worker.backlog.free_at(now)
         choice = self.best(request, able, self._work_weight, now)
+        self._turns.begin_walk()
         if is_open(choice.worker, now, LEAD_S) and self._take(request, choice, able, now):
             return True
         self.wake_at = self._next_opening(now)
@@ -151,11 +155,15 @@ class PrefillPlan:
             for name in self._homes.order(request.spec.session, request.block_keys, ring):
                 if name in names:
                     return names[name], True
+        if self._ledger.gateways:
+            return two_choices(near, self._ledger.chance), False
         return min(near, key=_last_granted), False
 
     def _take(self, request: Request, choice: Choice, able: Sequence[WorkerLoad], now: float) -> bool:
         """Grant a prompt to the worker chosen; False where that has no room after all."""
         if not has_room(choice.worker, choice.uncached, request.prompt_tokens):
+            return False
+        if self._turns.waits(request, choice.worker, choice.finish - choice.start, now):
             return False
         if not self._grant(request, choice, _placement(choice, able, now), now):
             return False
@@ -168,6 +176,7 @@ class PrefillPlan:
     def walk(self, now: float) -> Iterator[Request]:
         """Grant what can be granted; yields each request after its leases are booked."""
         self._foreseen.begin_walk(now)
+        self._turns.begin_walk()
         opened = self._survey(now)
         if opened:
             yield from self._walk(now, opened)
@@ -213,14 +222,14 @@ class PrefillPlan:
 
     def _depth(self) -> float:
         """How many prompts wait for each prefill worker."""
-        return len(self._queue.waits) / max(1, self._ledger.prefill_count)
+        return (len(self._queue.waits) + self._ledger.others_waiting) / max(1, self._ledger.prefill_count)
 
     def _next_opening(self, now: float) -> float | None:
         """The first instant at which a worker that is closed now opens, or an answer is worth another thought."""
-        first, check, another = inf, inf, False
+        first, check, another = self._turns.wake_at, inf, False
         depth = self._depth()
         for worker in self._ledger:
-            if not worker.prefills or worker.seqs >= worker.max_seqs:
+            if not worker.prefills or worker.seqs + worker.other_seqs >= worker.max_seqs:
                 continue
             at = worker.backlog.opens_at(now, worker.backlog.lead_s(depth))
             if at is None:
@@ -244,7 +253,7 @@ def _last_granted(worker: WorkerLoad) -> int:
 
 def is_open(worker: WorkerLoad, now: float, lead_s: float) -> bool:
     """Can it take a prompt now, as far as time and sequences go? `lead_s`: how much work may be sent ahead."""
-    if not worker.up or worker.draining or worker.seqs >= worker.max_seqs:
+    if not worker.up or worker.draining or worker.seqs + worker.other_seqs >= worker.max_seqs:
         return False
     at = worker.backlog.opens_at(now, lead_s)
     return at is not None and at <= now
@@ -253,10 +262,12 @@ def is_open(worker: WorkerLoad, now: float, lead_s: float) -> bool:
 def has_room(worker: WorkerLoad, uncached: int, prompt_tokens: int) -> bool:
     """Is there room for so much to compute, and for the KV of the whole prompt? An idle worker takes any length."""
     spec = worker.spec
-    if worker.prefill_tokens and worker.prefill_tokens + uncached > spec.max_batch_tokens:
+    waiting = worker.prefill_tokens + worker.other_prefill_tokens
+    if waiting and waiting + uncached > spec.max_batch_tokens:
         return False
     capacity = spec.kv_capacity_tokens
-    return capacity is None or worker.kv_tokens == 0 or worker.kv_tokens + prompt_tokens <= capacity
+    kept = worker.kv_tokens + worker.other_kv_tokens
+    return capacity is None or kept == 0 or kept + prompt_tokens <= capacity
 
 
 def _placement(choice: Choice, able: Sequence[WorkerLoad], now: float) -> Placement:
