@@ -38,3 +38,12 @@ def test_no_compiled_module_has_a_plain_final_tuple_of_numbers() -> None:
                     isinstance(e, ast.Constant) and isinstance(e.value, int | float) for e in value.elts
                 )
                 assert not numbers, f"{path}:{node.lineno}: annotate the tuple"
+
+
+def test_no_compiled_module_looks_in_a_starred_tuple() -> None:
+    """`x in (a, *b)` ends mypyc with an internal error, and the package would be built without compiled modules."""
+    for path in _compiled():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                displays = [c for c in node.comparators if isinstance(c, ast.Tuple | ast.List | ast.Set)]
+                assert not any(isinstance(e, ast.Starred) for d in displays for e in d.elts), f"{path}:{node.lineno}"

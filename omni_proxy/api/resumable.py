@@ -84,7 +84,8 @@ def why_not(call: Call) -> str | None:
     if call.whole:
         return call.whole_because
     for name, neutral in _NEUTRAL.items():
-        if name in call.fields and bytes(call.fields[name]) not in (b"null", *neutral):
+        value = bytes(call.fields.get(name, b"null"))
+        if value != b"null" and value not in neutral:
             return name
     if _asks(call.fields, "tools", (b"null", b"[]")) and _asks(call.fields, "tool_choice", (b'"none"',), absent=True):
         return "tools"
