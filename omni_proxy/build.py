@@ -46,6 +46,7 @@ from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.ledger import WorkerLoad
 from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
+from omni_proxy.token_routes import LocalAnswers
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import client_files, dp_size, rank_names
@@ -201,6 +202,8 @@ class Front:
         self._counter = _token_counter(config, post)
         limits, served = _edge_limits(config), _served(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
+        if self._counter is not None:
+            self.edge.answer_with(LocalAnswers(self._counter))
         self._callbacks = _callback_server(config, self.edge)
         self.edge.resume(_resume_rule(config))
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))

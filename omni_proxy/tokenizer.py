@@ -62,6 +62,7 @@ class PromptTokenizer:
         self, tokenizer: Tokenizer, template: ChatTemplate | None, adapters: Collection[str] = frozenset()
     ) -> None:
         self._encoder = SegmentEncoder(tokenizer)
+        self._tokenizer = tokenizer
         self._template = template
         self._adapters = adapters
         """Model names that are LoRA adapters: they share tokens, but no KV."""
@@ -70,6 +71,11 @@ class PromptTokenizer:
     def load(cls, folder: Path, adapters: Collection[str] = frozenset()) -> PromptTokenizer:
         """Read a model folder. Raises TokenizerError or ChatTemplateError, naming the file."""
         return cls(load_tokenizer(folder), load_chat_template(folder), adapters)
+
+    def text_of(self, ids: list[int]) -> str:
+        """The text of token ids, special ones too."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
     def read(self, call: Call) -> PromptTokens | None:
         """A call's prompt, or None when it cannot be read."""
@@ -154,6 +160,10 @@ class TokenCounter:
     def __call__(self, rid: str, call: Call) -> None:
         self._threads.submit(self._read, rid, call)
 
+    def work(self, task: Callable[[PromptTokenizer], None]) -> None:
+        """Do something else with the tokenizer, in one of its threads."""
+        self._threads.submit(task, self._tokenizer)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -191,6 +201,13 @@ class TokenCounters:
         counter = self._by_model.get(call.model, self._others)
         assert counter is not None
         counter(rid, call)
+
+    def work(self, model: str, task: Callable[[PromptTokenizer], None]) -> bool:
+        """Do something else with a model's tokenizer, in one of its threads; False where it has none."""
+        counter = self._by_model.get(model, self._others)
+        if counter is not None:
+            counter.work(task)
+        return counter is not None
 
     def close(self) -> None:
         """Stop the threads."""

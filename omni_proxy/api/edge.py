@@ -21,11 +21,12 @@ from omni_proxy.api.encoding import EncodeFailed, Encoders, Encoding, with_encod
 from omni_proxy.api.exchange import ClientSide, Exchange, renames
 from omni_proxy.api.family import Family, Part
 from omni_proxy.api.hot import HotRequest, read_call, request_spec
+from omni_proxy.api.http_out import JSON_TYPE
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.resumption import Resumption
 from omni_proxy.api.served import ServedModels
-from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, append_fields, encode_fields, form_with_model
+from omni_proxy.call import CHAT, COMPLETIONS, TOKENIZE, Call, Fields, append_fields, encode_fields, form_with_model
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import (
     Abort,
@@ -57,6 +58,10 @@ RETURN_IDS: Final = ("return_token_ids", b"true")
 
 _USAGE_ON_DEMAND: Final = (CHAT, COMPLETIONS)
 """Streams of these end with usage only where it is asked for."""
+
+
+AnswerHere = Callable[[Call, Callable[[bytes | Rejected], None]], bool]
+"""Answers a call without a worker, later; False where it cannot."""
 
 
 class CountTokens(Protocol):
@@ -108,6 +113,7 @@ class Edge:
         self._serial = 0
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
+        self._answer_here: AnswerHere | None = None
         self._encoders = Encoders(upstreams, self._loop)
 
     def counts_tokens(self, model: str) -> bool:
@@ -191,8 +197,28 @@ class Edge:
             then = partial(self._encoded, exchange, call)
             encoding = exchange.encoding = Encoding(exchange, call, self._encoders, then)
             encoding.start(self._limits.first_byte_s)
-        else:
+        elif not (call.path in TOKENIZE and self._answers_here(exchange, call)):
             self._arrive(exchange, call)
+
+    def answer_with(self, answer: AnswerHere) -> None:
+        """Have somebody answer what no worker can be asked for."""
+        self._answer_here = answer
+
+    def _answers_here(self, exchange: Exchange, call: Call) -> bool:
+        if self._answer_here is None or not self._must_divide(call):
+            return False
+        members = [upstream.member for upstream in self._upstreams.values()]
+        served = any(not member.models or call.model in member.models for member in members)
+        return served and self._answer_here(call, partial(self._answered_here, exchange))
+
+    def _answered_here(self, exchange: Exchange, result: bytes | Rejected) -> None:
+        if isinstance(result, Rejected):
+            self.reject(exchange, result)
+            return
+        exchange.respond(200, [JSON_TYPE], result)
+        client, exchange.client = exchange.client, None
+        if client is not None:
+            client.finished(close=not exchange.kept_alive)
 
     def _arrive(self, exchange: Exchange, call: Call) -> None:
         if call.parts > 1 and self._divide(exchange, call):

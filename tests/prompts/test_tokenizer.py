@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from omni_proxy import token_routes
 from omni_proxy.apc.keys import block_keys
 from omni_proxy.call import CHAT, COMPLETIONS, parse_call
+from omni_proxy.errors import Rejected
 from omni_proxy.messages import Tokenized
 from omni_proxy.prompts.chat_template import ChatTemplateError, load_chat_template
 from omni_proxy.prompts.media import media_of
@@ -160,3 +162,38 @@ def test_images_are_part_of_the_prefixs_name(tokenizer: PromptTokenizer) -> None
     common = sum(a == b for a, b in zip(one, other, strict=False))
     assert 0 < common < len(one)
     assert sum(a == b for a, b in zip(one, longer, strict=False)) > common
+
+
+def route(tokenizer: PromptTokenizer, path: str, **fields: Any) -> Any:
+    call = parse_call(path, msgspec.json.encode({"model": "m"} | fields))
+    return msgspec.json.decode(token_routes.answer(tokenizer, call))
+
+
+def test_the_gateway_tokenises_in_vllms_words(tokenizer: PromptTokenizer) -> None:
+    said = route(tokenizer, "/tokenize", prompt=WORDS, add_special_tokens=False, return_token_strs=True)
+    assert said["count"] == len(said["tokens"]) == len(said["token_strs"])
+    assert route(tokenizer, "/detokenize", tokens=said["tokens"]) == {"prompt": WORDS}
+    chat = route(tokenizer, "/tokenize", messages=[{"role": "user", "content": "hi"}])
+    read_ids = read(tokenizer, {"messages": [{"role": "user", "content": "hi"}]})
+    assert read_ids is not None
+    assert read_ids.ids is not None
+    assert (chat["tokens"], chat["token_strs"]) == (read_ids.ids.tolist(), None)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 7}, None),
+        ("/tokenize", {"messages": "x"}, None),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": ["x"]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ],
+)
+def test_what_cannot_be_tokenised_is_refused(
+    tokenizer: PromptTokenizer, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        route(tokenizer, path, **fields)
+    assert refused.value.param == param

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.relay.conftest import Start
 from tests.relay.raw import post
 from tests.relay.scripted import HANDOFF, Seen, decode_stream, prefill_ok
+from tests.workers.server.conftest import write_tokenizer
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
@@ -267,3 +269,18 @@ async def test_wrong_bodies_are_refused_by_name(start: Start) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
         assert answer.json().get("type") == ("error" if path == MESSAGES else None)
     assert rig.untouched()
+
+
+async def test_the_gateway_tokenises_where_no_worker_can_be_asked(start: Start, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    config = {"connector": "sglang", "models": [{"name": "m", "path": str(tmp_path)}]}
+    rig = await start(config, p0=prefill_ok, d0=decode_stream)
+    said = await rig.client.post("/tokenize", json={"model": "m", "prompt": "the cat"})
+    assert said.status_code == 200
+    back = await rig.client.post("/detokenize", json={"tokens": said.json()["tokens"]})
+    assert "the cat" in back.json()["prompt"]
+    wrong = await rig.client.post("/detokenize", json={"model": "m", "tokens": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
+    assert (await rig.client.post("/tokenize", json={"model": "other", "prompt": "x"})).status_code == 404
+    assert rig.untouched()
+    await rig.idle()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_proxy.call import CHAT, COMPLETIONS, MESSAGES, ONE_STEP, RESPONSES, parse_call
+from omni_proxy.call import CHAT, COMPLETIONS, MESSAGES, ONE_STEP, RESPONSES, TOKENIZE, parse_call
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.connectors.fields import ONE_TOKEN, SAME_BODY, LegFields
@@ -60,6 +60,8 @@ def treatment(connector: Connector, path: str, extra: dict[str, Any]) -> str:
     alone = Mode.AGGREGATED in connector.modes
     if not call.whole:
         return ONE_WORKER if connector.modes == (Mode.AGGREGATED,) else SHARED
+    if not alone and path in TOKENIZE:
+        return "the gateway"
     if alone:
         return ONE_WORKER
     return DIVIDED if call.parts > 1 else REFUSED
