@@ -13,6 +13,13 @@ from collections.abc import AsyncIterator
 @contextlib.asynccontextmanager
 async def worker(*arguments: str) -> AsyncIterator[str]:
     """Start a worker on a free port; gives its address, ends it by SIGTERM."""
+    async with worker_process(*arguments) as (url, _):
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def worker_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
+    """... gives its address and its pid."""
     read, write = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "omni_proxy", "worker", *arguments, f"--ready-fd={write}"), pass_fds=(write,)
@@ -22,7 +29,7 @@ async def worker(*arguments: str) -> AsyncIterator[str]:
         with os.fdopen(read, "rb") as pipe:
             line = await asyncio.wait_for(asyncio.to_thread(pipe.readline), 90)
         ready = json.loads(line)
-        yield f"http://{ready['host']}:{ready['port']}"
+        yield f"http://{ready['host']}:{ready['port']}", ready["pid"]
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
