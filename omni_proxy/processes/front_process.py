@@ -17,7 +17,7 @@ from omni_proxy.build import Front
 from omni_proxy.config import Config
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import Adopted, Arrived, Close, Event, Lease, Leg, Outcome, RequestRecord, RequestSpec
-from omni_proxy.processes.link import EdgeRejected, FromScheduler, Hello, Link, Members, front_decoder
+from omni_proxy.processes.link import EdgeRejected, FromScheduler, Goodbye, Hello, Link, Members, front_decoder
 from omni_proxy.processes.pass_on import PassOn
 from omni_proxy.processes.run_dir import RunDir
 
@@ -45,8 +45,10 @@ class FrontProcess:
         try:
             await self.front.serve(sock, stop, force)
         finally:
-            if self._link is not None:
-                self._link.close()
+            link, self._link = self._link, None
+            if link is not None:
+                link.send(Goodbye())
+                link.close()
             await self._pass_on.close()
 
     async def linked(self) -> None:

@@ -26,6 +26,10 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     rid_prefix: str
 
 
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """A front's last word: it ends because it was asked to."""
+
+
 class EdgeRejected(msgspec.Struct, frozen=True, tag=True):
     """A front refused a request that the core never heard of; for the metrics."""
 
@@ -39,7 +43,7 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     members: tuple[Member, ...]
 
 
-FromFront = Hello | EdgeRejected | Event
+FromFront = Hello | Goodbye | EdgeRejected | Event
 FromScheduler = Members | Effect
 
 Received = TypeVar("Received")

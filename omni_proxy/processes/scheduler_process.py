@@ -18,7 +18,7 @@ from omni_proxy.api.serving import QuietServer
 from omni_proxy.build import Scheduling
 from omni_proxy.config import Config
 from omni_proxy.messages import Abort, Effect, FrontLost, StartDecode, StartPrefill
-from omni_proxy.processes.link import EdgeRejected, FromFront, Hello, Link, Members, scheduler_decoder
+from omni_proxy.processes.link import EdgeRejected, FromFront, Goodbye, Hello, Link, Members, scheduler_decoder
 from omni_proxy.processes.run_dir import RunDir
 from omni_proxy.workers.member import Member
 
@@ -38,6 +38,7 @@ class SchedulerProcess:
         self.scheduling.membership.on_change(self._tell_members)
         self._links: dict[Link[FromFront], str] = {}
         self._by_prefix: dict[str, Link[FromFront]] = {}
+        self._leaving: set[Link[FromFront]] = set()
 
     async def serve(self, run_dir: RunDir, stop: asyncio.Event) -> None:
         """Serve fronts until `stop`."""
@@ -68,6 +69,8 @@ class SchedulerProcess:
         for message in messages:
             if isinstance(message, Hello):
                 self._welcome(link, message.rid_prefix)
+            elif isinstance(message, Goodbye):
+                self._leaving.add(link)
             elif isinstance(message, EdgeRejected):
                 self.scheduling.tallies.rejected_at_edge(message.endpoint, message.error)
             else:
@@ -83,8 +86,12 @@ class SchedulerProcess:
         prefix = self._links.pop(link, None)
         if prefix is not None and self._by_prefix.get(prefix) is link:
             del self._by_prefix[prefix]
-            logger.warning("front %s is gone; its requests are cancelled", prefix)
+            if link in self._leaving:
+                logger.info("front %s has ended", prefix)
+            else:
+                logger.warning("front %s is gone; its requests are cancelled", prefix)
             self.scheduling.driver.post(FrontLost(prefix))
+        self._leaving.discard(link)
 
     # --------------------------------------------------------------------- to fronts
 

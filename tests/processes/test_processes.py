@@ -74,14 +74,15 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     ]
     listen = {"host": "127.0.0.1", "port": port}
     config.write_text(json.dumps({"listen": listen, "processes": 2, "workers": workers}))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "omni_proxy", "serve", "-c", str(config), "--log-level", "warning"
-    )
+    command = (sys.executable, "-m", "omni_proxy", "serve", "-c", str(config), "--log-level", "warning")
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stderr=log)
     try:
         yield await _ready(Running(process, port, release))
     finally:
         release.set()
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         async with asyncio.timeout(30):
             assert await process.wait() == 0
         await p.stop()
@@ -177,6 +178,16 @@ async def test_a_killed_front_takes_only_its_own_clients(running: Running) -> No
     assert whole in got, "the other front's clients were hurt"
     assert (await _ask(running)).status_code == 200
     await _idle(running)
+
+
+async def test_a_normal_end_is_nothing_to_warn_of(running: Running, tmp_path: Path) -> None:
+    streams = await _begin(running, 4)
+    running.process.terminate()
+    running.release.set()
+    assert all(body.endswith(DONE) for body in await asyncio.gather(*streams))
+    async with asyncio.timeout(30):
+        assert await running.process.wait() == 0
+    assert (tmp_path / "log").read_text() == ""
 
 
 async def test_both_fronts_answer_about_everything(running: Running) -> None:
