@@ -48,12 +48,14 @@ from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.token_routes import LocalAnswers
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
+from omni_proxy.workers.announcements import AnnouncedWorkers
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import client_files, dp_size, rank_names
 from omni_proxy.workers.kv_events import KvEvents
 from omni_proxy.workers.kv_sources import by_member, sources_of
 from omni_proxy.workers.membership import Membership
 from omni_proxy.workers.probe import Description
+from omni_proxy.workers.roster import CONFIG, Roster
 from omni_proxy.workers.upstream import Upstreams
 
 logger = logging.getLogger(__name__)
@@ -99,6 +101,8 @@ class Scheduling:
         recorders = [self.recorder] if self.recorder is not None else []
         self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes], recorders)
         self.membership = Membership(self.driver.post, config.health, config.callbacks is not None)
+        self.roster = Roster(config.workers, self._use)
+        self._announcing = _announcing(config, self.roster)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
             self.membership.on_change(self.kv_events.keep)
@@ -113,7 +117,11 @@ class Scheduling:
         self.core.reconfigure(core_settings(config))
         self._aliases = _served(config).aliases()
         self.membership.probe_as(config.health)
-        for name in self.membership.set(config.workers):
+        self.roster.set(CONFIG, config.workers)
+
+    def _use(self, workers: list[Worker]) -> None:
+        """Make these the members. Who has to leave drains first."""
+        for name in self.membership.set(workers):
             task = asyncio.create_task(self._remove_when_idle(name), name=f"drain {name}")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -144,6 +152,9 @@ class Scheduling:
         """No more probes, no more ticks."""
         for task in self._leaving:
             task.cancel()
+        if self._announcing is not None:
+            self._announcing.cancel()
+            await asyncio.gather(self._announcing, return_exceptions=True)
         await self.membership.close()
         if self.kv_events is not None:
             await self.kv_events.close()
@@ -340,6 +351,25 @@ def _callback_server(config: Config, edge: Edge) -> CallbackServer | None:
         raise ConfigError(f"callbacks: cannot listen on {host}:{wanted.port}: {exc.strerror or exc}") from exc
     edge.callback_url = server.url
     return server
+
+
+def _announcing(config: Config, roster: Roster) -> asyncio.Task[None] | None:
+    """Listens to workers that announce themselves, where the config says so."""
+    wanted = config.announcements
+    if wanted is None:
+        return None
+    try:
+        announced = AnnouncedWorkers(wanted, lambda workers: roster.set("announcements", workers))
+    except OSError as exc:
+        raise ConfigError(f"announcements: cannot listen on {wanted.listen}: {exc.strerror or exc}") from exc
+    task = asyncio.create_task(announced.run(), name="announcements")
+    task.add_done_callback(_report_end)
+    return task
+
+
+def _report_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("%s have ended", task.get_name(), exc_info=task.exception())
 
 
 def _recorder(config: Config) -> Recorder | None:

@@ -340,6 +340,17 @@ class Callbacks(_Model):
         return self
 
 
+class Announcements(_Model):
+    """Where workers with the connector `vllm-p2p-nccl` announce themselves, over ZeroMQ."""
+
+    listen: ZmqEndpoint
+    expire_s: PositiveSeconds = 15.0
+    """One that is silent for so long has gone; vLLM speaks every few seconds."""
+    group: str = ""
+    max_seqs: Annotated[int, Field(ge=1)] = 32
+    """As in `workers`, for all that come."""
+
+
 class Timeouts(_Model):
     """Upstream time limits. There is none on the whole: an answer may stream for hours."""
 
@@ -402,6 +413,7 @@ class Config(_Model):
     health: Health = Health()
     retries: Retries = Retries()
     callbacks: Callbacks | None = None
+    announcements: Announcements | None = None
     resume: bool | tuple[Annotated[str, Field(min_length=1)], ...] = False
     """Streams whose decode worker dies go on with another pair (docs/resume.md): of all models, or of those named."""
     access_log: AccessLog = AccessLog()
