@@ -30,8 +30,9 @@ from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Mod
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver
 from omni_proxy.errors import Rejected
+from omni_proxy.flow.settings import fields_of
 from omni_proxy.lifecycle.retries import RetryPolicy
-from omni_proxy.messages import Close, Event, RequestRecord, Role
+from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
 from omni_proxy.observe.access_log import AccessLog
 from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
@@ -43,8 +44,8 @@ from omni_proxy.prompts.chat_template import ChatTemplateError
 from omni_proxy.prompts.text_tokenizer import TokenizerError
 from omni_proxy.reload import Reloads, reload_whenever
 from omni_proxy.scheduler.admission import Admission
-from omni_proxy.scheduler.ledger import WorkerLoad
-from omni_proxy.scheduler.settings import SchedulingSettings
+from omni_proxy.scheduler.load import WorkerLoad
+from omni_proxy.scheduler.settings import LengthBucket, SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.token_routes import LocalAnswers
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
@@ -67,6 +68,7 @@ def core_settings(config: Config) -> CoreSettings:
     scheduling = config.scheduling.model_dump() | {"order": config.scheduling.order.value}
     modes = {m.name: m.schedule_mode.value for m in config.models if m.schedule_mode is not None}
     below = {m.name: m.aggregate_below_tokens for m in config.models if m.aggregate_below_tokens is not None}
+    scheduling["length_buckets"] = tuple(LengthBucket(**bucket) for bucket in scheduling["length_buckets"])
     return CoreSettings(
         scheduling=SchedulingSettings(**scheduling, model_modes=modes, model_aggregate_below_tokens=below),
         schedule_mode=config.schedule_mode.mode,
@@ -113,8 +115,8 @@ class Scheduling:
         self.admin = None if config.admin is None else AdminServer(config.admin, create_admin_app(self))
 
     def configure(self, config: Config) -> None:
-        """Use another config: limits, members and how they are probed. Who has to leave drains first."""
-        self.core.reconfigure(core_settings(config))
+        """Use another config: limits, scheduling, members and how they are probed. Who has to leave drains first."""
+        self.driver.post(Reconfigured(fields_of(core_settings(config))))
         self._aliases = _served(config).aliases()
         self.membership.probe_as(config.health)
         self.roster.set(CONFIG, config.workers)

@@ -77,6 +77,7 @@ class _Shared(Struct):
     n: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
     priority: Annotated[int, Meta(ge=-_INT64, le=_INT64)] | None = None
+    ttft_target_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(ge=0)] | None = None
     stop: str | list[str] | None = None
@@ -144,6 +145,8 @@ class Call(Struct):
     stream: bool = False
     max_tokens: int | None = None
     priority: int = 0
+    ttft_target_s: float | None = None
+    """How soon the client wants the first token; a field of ours, which workers ignore."""
     wants_usage: bool = False
     """The client asked for usage in its stream."""
     prompts: int = 1
@@ -198,6 +201,7 @@ def parse_call(path: str, body: bytes) -> Call:
         stream=stream,
         max_tokens=_cap(shown),
         priority=shown.priority or 0,
+        ttft_target_s=shown.ttft_target_s,
         wants_usage=stream and options is not None and options.include_usage is True,
         prompts=prompts,
         samples=samples,

@@ -323,7 +323,10 @@ async def _serve_until_stopped(config: Config, path: Path) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from omni_proxy.reload import needs_restart
+
     print(effective(load(options.config)), end="")
+    print(f"# A change of these needs a restart: {', '.join(needs_restart())}. SIGHUP takes over all others.")
     return 0
 
 

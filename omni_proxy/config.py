@@ -290,6 +290,15 @@ class OrderName(StrEnum):
 
 
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+PriorityClass = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
+
+
+class LengthBucket(_Model):
+    """Workers that are preferred for prompts of some length, from that of the bucket before on."""
+
+    up_to_tokens: Annotated[int, Field(ge=1)] | None = None
+    """None, in the last one only: all that are longer."""
+    workers: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Scheduling(_Model):
@@ -310,7 +319,17 @@ class Scheduling(_Model):
     """Share the workers between tenants."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
     ttft_target_s: PositiveSeconds | None = None
-    """For the order `deadline`: the target of requests that name none."""
+    """For the order `deadline`: the target of requests that name none, where their class has none either."""
+    ttft_targets_s: dict[PriorityClass, PositiveSeconds] = {}
+    """Targets by the client's `priority`."""
+    tpot_limit_s: PositiveSeconds | None = None
+    """An answer waits rather than go to a worker whose steps would then take longer than this."""
+    tpot_limits_s: dict[PriorityClass, PositiveSeconds] = {}
+    """Limits by the client's `priority`; that of whoever runs on a worker already holds there, too."""
+    length_buckets: tuple[LengthBucket, ...] = ()
+    """Preferred workers by prompt length, the shortest first."""
+    overflow_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """A prompt leaves the workers of its bucket for one that would serve it sooner by so much."""
     work_weight: Weight = 2.0
     """How much a second of a worker's time counts against a second of waiting."""
     aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = 0
@@ -320,6 +339,18 @@ class Scheduling(_Model):
     def _weights_weigh(self) -> Self:
         if self.order is OrderName.WEIGHTED and self.length_weight + self.wait_weight + self.apc_weight <= 0:
             raise ValueError("order 'weighted' needs a weight above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _buckets_ascend(self) -> Self:
+        bounds = [bucket.up_to_tokens for bucket in self.length_buckets]
+        inner = [bound for bound in bounds[:-1] if bound is not None]
+        if len(inner) < len(bounds) - 1:
+            raise ValueError("length_buckets: only the last one may be without 'up_to_tokens'")
+        last = bounds[-1] if bounds else None
+        ordered = [*inner, last] if last is not None else inner
+        if ordered != sorted(set(ordered)):
+            raise ValueError(f"length_buckets: 'up_to_tokens' must rise from one to the next, not {ordered}")
         return self
 
 
@@ -445,6 +476,14 @@ class Config(_Model):
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"models: two have the same name: {', '.join(doubled)}")
+        return self
+
+    @model_validator(mode="after")
+    def _buckets_name_workers(self) -> Self:
+        known = {worker.name for worker in self.workers}
+        for number, bucket in enumerate(self.scheduling.length_buckets):
+            if unknown := sorted(set(bucket.workers) - known):
+                raise ValueError(f"scheduling.length_buckets[{number}].workers: there is no worker {unknown[0]!r}")
         return self
 
 

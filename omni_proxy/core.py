@@ -16,7 +16,7 @@ from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.flow.board import WAITING, Board, live_leases
 from omni_proxy.flow.failing import decode_broke, leg_failed
 from omni_proxy.flow.membership import members_changed, what_is_missing
-from omni_proxy.flow.settings import CoreSettings
+from omni_proxy.flow.settings import CoreSettings, settings_from
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
@@ -39,6 +39,7 @@ from omni_proxy.messages import (
     Mode,
     OthersHeard,
     PrefillDone,
+    Reconfigured,
     RequestRecord,
     Stage,
     Tick,
@@ -50,7 +51,7 @@ from omni_proxy.messages import (
     WorkerRemoved,
     WorkerUp,
 )
-from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.load import WorkerLoad
 
 __all__ = ["Core", "CoreSettings"]
 
@@ -98,6 +99,8 @@ class Core:
                 self._adopted(event, now)
             case OthersHeard():
                 self._board.others_heard(event, now)
+            case Reconfigured(fields):
+                self._reconfigured(settings_from(fields), now)
             case Tick():
                 self._tick(now)
             case BlocksStored() | BlocksRemoved() | CacheCleared():
@@ -114,19 +117,6 @@ class Core:
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
         instants = (prefill.next_deadline(), decode.next_deadline(), self._board.planner.next_wakeup())
         return min((at for at in instants if at is not None), default=None)
-
-    def reconfigure(self, settings: CoreSettings) -> None:
-        """Use other limits, waits, bounds of retries and of failing from now on; what shapes the core stays."""
-        board = self._board
-        old = board.settings
-        board.settings = replace(
-            settings,
-            schedule_mode=old.schedule_mode,
-            prefix_aware=old.prefix_aware,
-            scheduling=old.scheduling,
-            seed=old.seed,
-        )
-        board.ledger.blame(settings.max_fails, settings.fail_timeout_s)
 
     # ------------------------------------------------------------------- questions
 
@@ -329,6 +319,17 @@ class Core:
         board = self._board
         for request in [r for rid, r in board.requests.items() if rid.startswith(prefix)]:
             board.close(request, On.CANCELLED, now, ErrorCode.CLIENT_GONE, "The front process of this client died.")
+        board.plan(now)
+
+    def _reconfigured(self, settings: CoreSettings, now: float) -> None:
+        """Use other settings from now on; the mode and whether prefixes are followed stay."""
+        board = self._board
+        old = board.settings
+        board.settings = replace(
+            settings, schedule_mode=old.schedule_mode, prefix_aware=old.prefix_aware, seed=old.seed
+        )
+        board.ledger.blame(settings.max_fails, settings.fail_timeout_s)
+        board.planner.configure(settings.scheduling)
         board.plan(now)
 
     def _tick(self, now: float) -> None:

@@ -344,6 +344,12 @@ class OthersHeard(Struct, frozen=True, tag=True):
     """Workers that most of them have ejected, and for how many seconds more."""
 
 
+class Reconfigured(Struct, frozen=True, tag=True):
+    """The operator wants other settings from now on; as plain values (`flow.settings`)."""
+
+    settings: dict[str, object]
+
+
 class Tick(Struct, frozen=True, tag=True):
     """The instant that `next_wakeup` named has come."""
 
@@ -366,6 +372,7 @@ Event = (
     | FrontLost
     | Adopted
     | OthersHeard
+    | Reconfigured
     | Tick
     | BlocksStored
     | BlocksRemoved

@@ -15,8 +15,15 @@ from omni_proxy.config import Config, ConfigError, load
 
 logger = logging.getLogger(__name__)
 
-CHANGEABLE: Final = frozenset({"workers", "limits", "timeouts", "keepalive", "health", "retries", "access_log"})
+CHANGEABLE: Final = frozenset(
+    {"workers", "limits", "scheduling", "timeouts", "keepalive", "health", "retries", "access_log"}
+)
 """All other sections stay as they were when the gateway started."""
+
+
+def needs_restart() -> list[str]:
+    """The sections of which a change is not taken over while the gateway runs."""
+    return [name for name in Config.model_fields if name not in CHANGEABLE]
 
 
 class Reloads:

@@ -18,7 +18,7 @@ from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import RequestRecord
 from omni_proxy.observe.timelines import summary, timeline
-from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.regression import Regression
 
 

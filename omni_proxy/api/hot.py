@@ -167,5 +167,5 @@ def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool)
         external_id=exchange.request_id.decode(),
         session=session_of(exchange.forward),
         tenant=tenant_of(exchange.forward),
-        ttft_target_s=ttft_target_of(exchange.forward),
+        ttft_target_s=ttft_target_of(exchange.forward) or call.ttft_target_s,
     )

@@ -10,7 +10,7 @@ from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.retries import Verdict, error_of
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import DecodeBroke, Failure, FailureKind, Lease, LegFailed
-from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.load import WorkerLoad
 
 
 def leg_failed(board: Board, event: LegFailed, now: float) -> None:

@@ -13,17 +13,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from omni_proxy.core import CoreSettings
-from omni_proxy.lifecycle.retries import RetryPolicy
-from omni_proxy.messages import Effect, Event, Mode
-from omni_proxy.scheduler.admission import Admission
-from omni_proxy.scheduler.settings import SchedulingSettings
+from omni_proxy.flow.settings import CoreSettings, settings_from
+from omni_proxy.messages import Effect, Event, Reconfigured
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +31,6 @@ _MAX_FRAME_BYTES: Final = 1 << 30
 _LENGTH: Final = struct.Struct(">I")
 
 Frame = tuple[float, Event, list[Effect]]
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-_SETTING: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "schedule_mode": lambda value: None if value is None else Mode(value),
-    "scheduling": lambda value: SchedulingSettings(**value),
-    "admission": lambda value: Admission(**value),
-    "retries": lambda value: RetryPolicy(**value),
-}
-"""How a setting is made again from what a log holds of it."""
 
 
 class BadLog(Exception):
@@ -117,7 +101,10 @@ class LogReader:
         decoder = msgspec.msgpack.Decoder(Frame)
         with self._file:
             for number, data in enumerate(self._raw_frames(), 1):
-                yield self._decoded(decoder, data, f"frame {number}")
+                frame = self._decoded(decoder, data, f"frame {number}")
+                if isinstance(frame[1], Reconfigured):
+                    self._settings(frame[1].settings, f"frame {number}")
+                yield frame
 
     def _header(self) -> CoreSettings:
         if self._file.read(len(MAGIC)) != MAGIC:
@@ -128,14 +115,13 @@ class LogReader:
         version, settings = self._decoded(msgspec.msgpack.Decoder(tuple[int, msgspec.Raw]), data, "header")
         if version != VERSION:
             raise BadLog(f"has version {version}; this program reads version {VERSION}")
-        return self._settings(self._decoded(msgspec.msgpack.Decoder(dict[str, Any]), settings, "header"))
+        return self._settings(self._decoded(msgspec.msgpack.Decoder(dict[str, Any]), settings, "header"), "header")
 
-    def _settings(self, fields: dict[str, Any]) -> CoreSettings:
-        """Built by name: where the core is compiled its dataclasses do not tell the types of their fields."""
+    def _settings(self, fields: dict[str, Any], place: str) -> CoreSettings:
         try:
-            return CoreSettings(**{name: _SETTING.get(name, _as_it_is)(value) for name, value in fields.items()})
-        except (TypeError, ValueError) as exc:
-            raise BadLog(f"header is damaged: {exc}") from exc
+            return settings_from(fields)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise BadLog(f"{place} is damaged: {exc}") from exc
 
     def _raw_frames(self) -> Iterator[bytes]:
         while head := self._file.read(_LENGTH.size):

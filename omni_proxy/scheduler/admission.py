@@ -8,7 +8,7 @@ from math import ceil, inf
 
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.pools import Pools
 from omni_proxy.scheduler.queue import WaitingQueue
 

@@ -10,113 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import inf
 from random import Random
-from typing import Final, Protocol
 
-from omni_proxy.messages import FailureKind, Lease, Leg, Role, WorkerSpec
-from omni_proxy.scheduler.backlog import Backlog
+from omni_proxy.messages import FailureKind, Lease, Leg, WorkerSpec
 from omni_proxy.scheduler.cost import DecodeCost, PrefillCost
-from omni_proxy.scheduler.decoding import Decoding
+from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.slow_start import SlowStarts
-
-LEAST_WEIGHT: Final = 1e-6
-"""Discovery may bring any number; loads are divided by it."""
-
-
-class WorkerView(Protocol):
-    """What a policy may read of a worker."""
-
-    @property
-    def spec(self) -> WorkerSpec: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def prefill_tokens(self) -> int: ...
-    @property
-    def kv_tokens(self) -> int: ...
-    @property
-    def seqs(self) -> int: ...
-    @property
-    def last_granted(self) -> int: ...
-
-
-class WorkerLoad:
-    """One member: its description, whether it may be used, and what it holds for us."""
-
-    __slots__ = (
-        "backlog",
-        "decoding",
-        "draining",
-        "ejected_until",
-        "fail_times",
-        "kv_tokens",
-        "last_granted",
-        "max_seqs",
-        "name",
-        "other_kv_tokens",
-        "other_prefill_tokens",
-        "other_seqs",
-        "prefill_tokens",
-        "prefills",
-        "reason",
-        "seen",
-        "seqs",
-        "share",
-        "shared",
-        "spec",
-        "up",
-        "weight",
-    )
-
-    def __init__(self, spec: WorkerSpec, prefill: PrefillCost | None = None, decode: DecodeCost | None = None) -> None:
-        self.backlog = Backlog(prefill)
-        self.decoding = Decoding(decode)
-        self.share = 1.0
-        """How much of its weight and of its sequences it gets now; below 1 while it starts slowly."""
-        self.describe(spec)
-        self.up = False
-        self.seen = False
-        """Has it been up before?"""
-        self.draining = False
-        self.reason = "not seen yet"
-        self.prefill_tokens = 0
-        """Prompt tokens that we wait for it to compute."""
-        self.kv_tokens = 0
-        """Tokens of KV cache that it holds for us: decoding, or kept for a pull."""
-        self.seqs = 0
-        self.other_seqs = 0
-        """What other gateways were last known to hold there; the ledger's own counts are without it."""
-        self.other_prefill_tokens = 0
-        self.other_kv_tokens = 0
-        self.shared = False
-        """Do they hold anything?"""
-        self.last_granted = 0
-        self.fail_times: list[float] = []
-        self.ejected_until = 0.0
-
-    def describe(self, spec: WorkerSpec) -> None:
-        """Take over a description."""
-        self.spec = spec
-        self.name = spec.name
-        self.prefills = spec.role is Role.PREFILL
-        self.set_share(self.share, spec.max_seqs)
-
-    def set_share(self, share: float, max_seqs: int) -> None:
-        """Set what it gets now. A weight that is no positive number counts as the least."""
-        self.share = share
-        self.max_seqs = max_seqs
-        weight = self.spec.weight * share
-        self.weight = weight if LEAST_WEIGHT <= weight < inf else LEAST_WEIGHT
-
-    def usable(self, now: float) -> bool:
-        """May it get new work? An ejected worker may not, unless every other is ejected too."""
-        return self.up and not self.draining and now >= self.ejected_until
 
 
 class _Grant:
-    __slots__ = ("kv_tokens", "prefill_tokens", "worker")
+    __slots__ = ("kv_tokens", "prefill_tokens", "step_limit_s", "worker")
 
-    def __init__(self, worker: WorkerLoad, prefill_tokens: int, kv_tokens: int) -> None:
+    def __init__(self, worker: WorkerLoad, prefill_tokens: int, kv_tokens: int, step_limit_s: float = inf) -> None:
         self.worker = worker
+        self.step_limit_s = step_limit_s
         self.prefill_tokens = prefill_tokens
         self.kv_tokens = kv_tokens
 
@@ -198,8 +104,8 @@ class Ledger:
 
     def _has_peer(self, load: WorkerLoad, now: float) -> bool:
         """Is another of its role at its full share? Where none is, a slow start would slow everybody down."""
-        role, others = load.spec.role, (w for w in self._workers.values() if w is not load)
-        return any(w.spec.role is role and w.share == 1.0 and w.usable(now) for w in others)
+        role, others = load.role, (w for w in self._workers.values() if w is not load)
+        return any(w.role is role and w.share == 1.0 and w.usable(now) for w in others)
 
     def _members_changed(self) -> None:
         limits = (w.spec.max_model_len for w in self._workers.values())
@@ -228,8 +134,8 @@ class Ledger:
 
     # ------------------------------------------------------------------- grants
 
-    def grant(self, lease: Lease, prefill_tokens: int, kv_tokens: int) -> None:
-        """Count a lease against its worker, which must be a member."""
+    def grant(self, lease: Lease, prefill_tokens: int, kv_tokens: int, step_limit_s: float = inf) -> None:
+        """Count a lease against its worker, which must be a member. `step_limit_s`: promised to an answer."""
         assert lease not in self._grants, f"{lease} granted twice"
         load = self._workers[lease.worker]
         self._clock += 1
@@ -237,7 +143,8 @@ class Ledger:
         load.seqs += 1
         load.prefill_tokens += prefill_tokens
         load.kv_tokens += kv_tokens
-        self._grants[lease] = _Grant(load, prefill_tokens, kv_tokens)
+        load.step_limits.add(step_limit_s)
+        self._grants[lease] = _Grant(load, prefill_tokens, kv_tokens, step_limit_s)
 
     def holder(self, lease: Lease) -> WorkerLoad:
         """The worker against which a lease that is out is counted; it may have been removed since."""
@@ -255,6 +162,7 @@ class Ledger:
         if grant is not None:
             load = grant.worker
             load.seqs -= 1
+            load.step_limits.remove(grant.step_limit_s)
             load.prefill_tokens -= grant.prefill_tokens
             load.kv_tokens -= grant.kv_tokens
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.scheduler.settings import SchedulingSettings
+from omni_proxy.scheduler.targets import Targets
 
 _LEAST_WAIT_S: Final = 0.05
 """Waits are compared with the longest one, but not with less than this."""
@@ -85,16 +86,14 @@ class Deadline:
     """The earliest target first; those who have missed theirs wait for those who can still be served in time."""
 
     def __init__(self, settings: SchedulingSettings) -> None:
-        self._target_s = settings.ttft_target_s
+        self._targets = Targets(settings)
 
     def ranks(self, waiting: Sequence[Request], now: float) -> list[float]:
         return [self._rank(r, now) for r in waiting]
 
     def _rank(self, request: Request, now: float) -> float:
-        target = request.spec.ttft_target_s
-        if target is None:
-            target = self._target_s
-        if target is None:
+        target_s = self._targets.ttft_s(request.spec)
+        if target_s is None:
             return _LATE + request.queued_at
-        due = request.arrived_at + target
+        due = request.arrived_at + target_s
         return due if due > now else _LATE + request.queued_at

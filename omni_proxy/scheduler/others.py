@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from omni_proxy.messages import OthersHeard, WorkerShare
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import WorkerLoad
 
 
 def hear(ledger: Ledger, event: OthersHeard, now: float) -> None:

@@ -6,8 +6,9 @@ Which of them does is decided by cost: for prompts in `prefill.py`, for answers 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-from omni_proxy.scheduler.ledger import WorkerLoad
+from omni_proxy.scheduler.load import WorkerLoad
 
 
 def trusted(workers: Sequence[WorkerLoad], avoid: frozenset[str], now: float) -> Sequence[WorkerLoad]:
@@ -44,6 +45,17 @@ def has_decode_room(worker: WorkerLoad, tokens: int) -> bool:
         return False
     capacity = spec.kv_capacity_tokens
     return capacity is None or seqs == 0 or worker.kv_tokens + worker.other_kv_tokens + tokens <= capacity
+
+
+def keeps_pace(worker: WorkerLoad, kv_tokens: int, limit_s: float) -> bool:
+    """Would its steps stay below a limit, and below those of all that it answers, with one more answer?
+
+    An idle worker keeps any pace: nobody else would be faster.
+    """
+    tightest, seqs = min(limit_s, worker.step_limits.tightest), worker.seqs + worker.other_seqs
+    if tightest == inf or seqs == 0:
+        return True
+    return worker.decoding.cost.step_s(seqs + 1, worker.kv_tokens + worker.other_kv_tokens + kv_tokens) <= tightest
 
 
 def uncached(tokens: int, cached_tokens: int) -> int:

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from omni_proxy.messages import Mode, Role, WorkerSpec
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import WorkerLoad
 
 Domain = tuple[str, str]
 """Group and connector: KV moves only within one."""

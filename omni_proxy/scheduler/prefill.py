@@ -19,9 +19,11 @@ from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import Leg, Placement
 from omni_proxy.scheduler.backlog import LEAD_S
 from omni_proxy.scheduler.foreseen import KEPT_S, Foreseen
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
 from omni_proxy.scheduler.lineup import Lineup
+from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.others import two_choices
+from omni_proxy.scheduler.pairs import Pairs
 from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.turns import Turns
 
@@ -57,7 +59,6 @@ class Choice:
         self.home = home
 
 
-Able = Callable[[Request, float], Sequence[WorkerLoad]]
 Grant = Callable[[Request, Choice, Placement, float], bool]
 
 
@@ -72,7 +73,7 @@ class PrefillPlan:
         homes: Homes | None,
         lineup: Lineup,
         work_weight: float,
-        able: Able,
+        pairs: Pairs,
         grant: Grant,
     ) -> None:
         self._ledger = ledger
@@ -81,18 +82,23 @@ class PrefillPlan:
         self._homes = homes
         self._lineup = lineup
         self._work_weight = work_weight
-        self._able = able
+        self._pairs = pairs
         self._grant = grant
         self._foreseen = Foreseen()
         self._turns = Turns(ledger)
         self.wake_at: float | None = None
         """When a worker opens, or is to be thought about again, though nothing else happens; None: never."""
 
+    def configure(self, lineup: Lineup, work_weight: float) -> None:
+        """Use these settings from now on."""
+        self._lineup = lineup
+        self._work_weight = work_weight
+
     # --------------------------------------------------------------------- one prompt
 
     def place_at_once(self, request: Request, now: float) -> bool:
         """Grant a prompt that nobody waits before, if the best worker for it can take it now."""
-        able = self._able(request, now)
+        able = self._pairs.able(request, now)
         if not able:
             return False
         self._foreseen.begin_walk(now)
@@ -107,7 +113,7 @@ class PrefillPlan:
 
     def soonest(self, request: Request, now: float) -> float:
         """The instant at which a prefill worker could have computed a prompt that came now and went first."""
-        able = self._able(request, now)
+        able = self._pairs.able(request, now)
         for worker in able:
             worker.backlog.booked_until = worker.backlog.free_at(now)
         return self.best(request, able, 0.0, now).finish if able else inf
@@ -125,10 +131,13 @@ class PrefillPlan:
         counts = 1.0 + work_weight
         best, best_score, best_cached = able[0], inf, 0
         scores: list[float] = []
-        for worker in able:
+        extra = self._pairs.extra_s(request, able, now)
+        for place, worker in enumerate(able):
             backlog = worker.backlog
             have = min(cached.get(worker.name, 0), prompt - 1) if cached else 0
             score = backlog.booked_until + counts * backlog.cost.seconds(prompt - have, have)
+            if extra is not None:
+                score += extra[place]
             if worker.weight != 1.0:
                 score = now + (score - now) / max(worker.weight, LEAST_WEIGHT)
             scores.append(score)
@@ -199,7 +208,7 @@ class PrefillPlan:
         matches, depth = MATCHES, self._depth()
         weight = self._work_weight + min(depth, MOST_BEHIND)
         for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
-            able = self._able(request, now)
+            able = self._pairs.able(request, now)
             if not able:
                 continue
             if request.block_keys and matches and now - request.matched_at > KEPT_S / 2:

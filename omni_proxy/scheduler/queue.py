@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from omni_proxy.lifecycle.request import Request
 
 Line = tuple[str, ...]
 """Whom a request waits for: the model, and after its prefill also those that can receive from its P."""
+
+Rank = Callable[[Request], tuple[int, float, int]]
+"""The lowest goes first; unique among those that wait."""
 
 
 class _Wait(NamedTuple):
@@ -81,25 +84,32 @@ class WaitingQueue:
         """Everyone who waits, each line in its order (a snapshot)."""
         return [request for row in self._lines.values() for request in row.values()]
 
-    def fronts(self) -> Iterator[Request]:
-        """The first of each line, longest waiting first.
+    def fronts(self, rank: Rank | None = None) -> Iterator[Request]:
+        """The first of each line, by the least `rank` where one is given; the line that has waited longest first.
 
         When the caller removes the request that it was given, the next of that line gets its turn; otherwise the line
         is left. Longest waiting first keeps one model from starving another that shares its workers.
         """
-        turns = [(self.waits[next(iter(row))].turn, line) for line, row in self._lines.items()]
+        turns = [(self._turn(line), line) for line in self._lines]
         heapq.heapify(turns)
         while turns:
-            turn, line = heapq.heappop(turns)
-            request = self.head(line)
-            assert request is not None
+            _, line = heapq.heappop(turns)
+            request = self._first(line, rank)
             yield request
-            following = self.head(line)
-            if following is not None and (next_turn := self.waits[following.rid].turn) != turn:
-                heapq.heappush(turns, (next_turn, line))
+            if request.rid not in self.waits and line in self._lines:
+                heapq.heappush(turns, (self._turn(line), line))
+
+    def _turn(self, line: Line) -> int:
+        return self.waits[next(iter(self._lines[line]))].turn
+
+    def _first(self, line: Line, rank: Rank | None) -> Request:
+        row = self._lines[line]
+        if rank is None or len(row) == 1:
+            return next(iter(row.values()))
+        return min(row.values(), key=rank)
 
     def head(self, line: Line) -> Request | None:
-        """The request of a line whose turn is next."""
+        """The request that has waited longest in a line."""
         row = self._lines.get(line)
         return next(iter(row.values())) if row else None
 

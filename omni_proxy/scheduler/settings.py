@@ -7,6 +7,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class LengthBucket:
+    """Workers that are preferred for prompts of up to so many tokens; None: for all longer ones."""
+
+    up_to_tokens: int | None
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulingSettings:
     """Who goes first, and how far a prompt may wait for a worker that holds its prefix. Seconds and tokens as named."""
 
@@ -26,7 +34,17 @@ class SchedulingSettings:
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """1 for a tenant that is not named."""
     ttft_target_s: float | None = None
-    """For the order `deadline`: the target of a request that names none itself."""
+    """For the order `deadline`: the target of a request that names none itself, and whose class has none."""
+    ttft_targets_s: Mapping[int, float] = field(default_factory=dict)
+    """Targets by the client's `priority`."""
+    tpot_limit_s: float | None = None
+    """No answer is sent to a worker whose steps would take longer then; None: no limit."""
+    tpot_limits_s: Mapping[int, float] = field(default_factory=dict)
+    """Limits by the client's `priority`."""
+    length_buckets: tuple[LengthBucket, ...] = ()
+    """Preferred workers by prompt length, in order of length."""
+    overflow_s: float = 1.0
+    """A prompt leaves the workers of its bucket for one that is better by so much."""
     work_weight: float = 2.0
     """How much a second of work counts against a second of one's own waiting: work delays those behind, too."""
     model_modes: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,8 @@ from typing import Final
 from zlib import crc32
 
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import WorkerLoad
 
 MOST_SHARE: Final = 0.1
 """Of what a prompt takes to compute, in waiting for a turn."""

@@ -652,9 +652,9 @@ def test_decode_waits_for_kv_room_and_one_group_does_not_block_another() -> None
         core,
         [
             (Arrived("a", spec()), [start_p("a", 1, "p1")]),
-            (PrefillDone(p("a", 1, "p1"), handoff=True), [start_d("a", 2, "d1", "p1")]),
             (Arrived("b", spec()), [start_p("b", 1, "p2")]),
             (Arrived("c", spec()), [start_p("c", 1, "p1")]),
+            (PrefillDone(p("a", 1, "p1"), handoff=True), [start_d("a", 2, "d1", "p1")]),
             (PrefillDone(p("c", 1, "p1"), handoff=True), []),
             (PrefillDone(p("b", 1, "p2"), handoff=True), [start_d("b", 2, "d2", "p2")]),
             (DecodeDone(d("a", 2, "d1")), [done("a"), start_d("c", 2, "d1", "p1")]),
@@ -967,9 +967,9 @@ def test_kv_that_nobody_can_pull_any_more_is_given_up_when_others_can_serve() ->
         core,
         [
             (Arrived("a", spec()), [start_p("a", 1, "p0")]),
-            (PrefillDone(p("a", 1, "p0"), handoff=True), [start_d("a", 2, "d0", "p0")]),
             (Arrived("b", spec()), [start_p("b", 1, "p2")]),
             (Arrived("c", spec()), [start_p("c", 1, "p0")]),
+            (PrefillDone(p("a", 1, "p0"), handoff=True), [start_d("a", 2, "d0", "p0")]),
             (PrefillDone(p("c", 1, "p0"), handoff=True), []),
             (WorkerDown("d0", "died"), []),
             (WorkerRemoved("d0"), [start_p("c", 2, "p2")]),
@@ -1118,3 +1118,17 @@ def test_a_request_of_a_worker_that_is_no_member_cannot_be_adopted() -> None:
     ended = Ended("a", Outcome.FAILED, ErrorCode.NO_WORKER)
     run(core, [(Adopted("a", spec(), None, d("a", 2, "gone"), "p0"), [Abort(d("a", 2, "gone")), ended])])
     assert_idle(core)
+
+
+def test_a_prompt_goes_where_its_answer_can_be_made() -> None:
+    one, two = {"group": "1"}, {"group": "2"}
+    core = core_of(worker("p1", **one), worker("d1", **one, max_seqs=1), worker("p2", **two), worker("d2", **two))
+    run(
+        core,
+        [
+            (Arrived("a", spec()), [start_p("a", 1, "p1")]),
+            (PrefillDone(p("a", 1, "p1"), handoff=True), [start_d("a", 2, "d1", "p1")]),
+            (Arrived("b", spec()), [start_p("b", 1, "p2")]),
+            (Arrived("c", spec()), [start_p("c", 1, "p2")]),  # p1 is idle, but d1 is full
+        ],
+    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omni_proxy.api.hot import session_of, tenant_of, ttft_target_of
+from omni_proxy.call import CHAT, parse_call
 from omni_proxy.core import Core, CoreSettings
+from omni_proxy.errors import Rejected
 from omni_proxy.messages import (
     Arrived,
     BlocksRemoved,
@@ -165,3 +169,14 @@ def test_a_target_is_a_positive_number_of_seconds() -> None:
     for text in (b"0", b"-1", b"nan", b"inf", b"soon", b""):
         assert ttft_target_of(b"x-ttft-target-s: %b\r\n" % text) is None
     assert ttft_target_of(b"") is None
+
+
+def test_a_target_may_stand_in_the_body() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"x"}],"ttft_target_s":%b}'
+    assert parse_call(CHAT, body % b"0.5").ttft_target_s == 0.5
+    assert parse_call(CHAT, body % b"null").ttft_target_s is None
+    for text in (b"0", b"-1", b'"soon"', b"1e7"):
+        with pytest.raises(Rejected, match="'ttft_target_s' is not valid") as raised:
+            parse_call(CHAT, body % text)
+        assert raised.value.param == "ttft_target_s"
+        assert text.decode() in str(raised.value)

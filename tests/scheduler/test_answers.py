@@ -7,7 +7,8 @@ import pytest
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.scheduler.answers import pick_answering
 from omni_proxy.scheduler.decoding import Decoding
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import WorkerLoad
 from tests.core.steps import d, worker
 from tests.scheduler.test_orders import waiting
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_proxy.messages import FailureKind, Lease
-from omni_proxy.scheduler.ledger import LEAST_WEIGHT, Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import LEAST_WEIGHT, WorkerLoad
 from tests.core.steps import d, p, worker
 
 CONNECT = FailureKind.CONNECT

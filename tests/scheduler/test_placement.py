@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.messages import FailureKind
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.placement import fitting, has_decode_room, trusted
 from tests.core.steps import d, worker
 

@@ -81,7 +81,7 @@ def test_leaving_a_line_tells_its_deadline() -> None:
 def test_decode_counts_prompt_and_expected_answer(max_tokens: int | None, kv_tokens: int) -> None:
     planner = planner_of("m0")
     request = waiting("r", on=On.ENQUEUE_DECODE, max_tokens=max_tokens)
-    assert planner.place_decode(request, 0.0)
+    assert planner.answers.place(request, 0.0)
     (load,) = planner.ledger
     assert (load.kv_tokens, load.prefill_tokens, request.mode) == (kv_tokens, 100, Mode.AGGREGATED)
 
@@ -102,22 +102,22 @@ def test_a_pair_is_granted_whole_or_not_at_all() -> None:
 def test_kv_goes_only_to_those_that_can_receive_it() -> None:
     planner = planner_of(worker("p0", group="1"), worker("d0", group="1"), worker("d1", group="2"), "m0")
     request = prefilled("r", "p0")
-    assert planner.place_decode(request, 0.0)
+    assert planner.answers.place(request, 0.0)
     assert request.decode_lease is not None
     assert request.decode_lease.worker == "d0"
     assert request.mode is None, "the mode was decided with the prefill"
-    assert not planner.place_decode(prefilled("s", "stranger"), 0.0)
+    assert not planner.answers.place(prefilled("s", "stranger"), 0.0)
 
 
 def test_an_unserved_model_waits() -> None:
     planner = planner_of(worker("m0", models=("other",)))
-    assert not planner.place_decode(waiting("r", on=On.ENQUEUE_DECODE), 0.0)
+    assert not planner.answers.place(waiting("r", on=On.ENQUEUE_DECODE), 0.0)
     assert not planner.place_at_once(waiting("s"), 0.0)
 
 
 def test_a_new_prompt_never_goes_to_a_decode_worker() -> None:
     planner = planner_of("p0", "d0")
-    assert not planner.place_decode(waiting("r", on=On.ENQUEUE_DECODE), 0.0)
+    assert not planner.answers.place(waiting("r", on=On.ENQUEUE_DECODE), 0.0)
 
 
 def strayed(planner: Planner) -> list[str]:

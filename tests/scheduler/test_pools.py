@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from omni_proxy.messages import Mode, Role, WorkerSpec
-from omni_proxy.scheduler.ledger import Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.pools import Pool, Pools
 from tests.core.steps import worker
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from omni_proxy.messages import FailureKind
 from omni_proxy.scheduler.backlog import LEAD_S
-from omni_proxy.scheduler.ledger import LEAST_WEIGHT, Ledger, WorkerLoad
+from omni_proxy.scheduler.ledger import Ledger
+from omni_proxy.scheduler.load import LEAST_WEIGHT, WorkerLoad
 from omni_proxy.scheduler.placement import has_decode_room
 from omni_proxy.scheduler.prefill import is_open
 from tests.core.steps import p, worker

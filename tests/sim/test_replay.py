@@ -10,15 +10,19 @@ import pytest
 
 from omni_proxy.cli import main
 from omni_proxy.core import Core, CoreSettings
-from omni_proxy.messages import Effect, Event
+from omni_proxy.flow.settings import fields_of
+from omni_proxy.messages import Arrived, Effect, Event, PrefillDone, Reconfigured, StartPrefill, WorkerUp
 from omni_proxy.observe.recorder import MAGIC, BadLog, LogReader, Recorder
+from omni_proxy.scheduler.settings import LengthBucket, SchedulingSettings
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.replay import replay
 from omni_proxy.sim.synthetic import parse_synthetic
 from omni_proxy.sim.world import World
+from tests.core.steps import p, spec, worker
 from tests.sim.helpers import SMALL
 
 SETTINGS = CoreSettings(queue_timeout_s=2.0, prefix_aware=True)
+BUCKETS = (LengthBucket(1000, ("p0",)), LengthBucket(None, ("p1",)))
 
 
 def record(path: Path, change: int | None = None) -> int:
@@ -55,6 +59,29 @@ def test_the_first_difference_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert text.startswith("Different at step 8, at ")
     assert "recorded: nothing more" in text
     assert 'replayed: {"type":"' in text
+
+
+def test_a_log_replays_across_a_change_of_settings(tmp_path: Path) -> None:
+    recorder, core, starts = Recorder(tmp_path / "log", CoreSettings()), Core(CoreSettings()), []
+    limited = CoreSettings(scheduling=SchedulingSettings(order="shortest-uncached", length_buckets=BUCKETS))
+    events = [WorkerUp(worker("p0", max_seqs=1)), WorkerUp(worker("d0"))]
+    events += [Arrived(rid, spec(tokens)) for rid, tokens in (("a", 100), ("b", 5000), ("c", 50))]
+    events += [Reconfigured(fields_of(limited)), PrefillDone(p("a", 1, "p0"), handoff=True)]
+    for at, event in enumerate(events):
+        effects = core.handle(event, at / 10)
+        recorder(at / 10, event, effects)
+        starts += [e.lease.rid for e in effects if isinstance(e, StartPrefill)]
+    recorder.close()
+    assert starts == ["a", "c"], "the new order was used"
+    assert replay(tmp_path / "log", Core).difference is None
+
+
+def test_damaged_settings_in_a_log_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(tmp_path / "log", CoreSettings())
+    recorder(0.0, Reconfigured({"retries": {"odd": 1}}), [])
+    recorder.close()
+    assert main(["replay", str(tmp_path / "log")]) == 2
+    assert "frame 1 is damaged" in capsys.readouterr().err
 
 
 def test_another_core_is_found_out(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Which worker makes an answer, and whose turn it is among those that wait for one. Pure.
+
+Who waits with KV ready on a P goes before new prompts: that KV takes the P's memory until it is pulled. Among them the
+shortest expected answer goes first, as it gives its place back first; who is starved goes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
+
+from omni_proxy.apc.index import PrefixIndex
+from omni_proxy.lifecycle.request import Request
+from omni_proxy.messages import Mode
+from omni_proxy.scheduler.answers import AnswerChoice, pick_answering
+from omni_proxy.scheduler.booking import Booking
+from omni_proxy.scheduler.buckets import Buckets
+from omni_proxy.scheduler.load import WorkerLoad
+from omni_proxy.scheduler.pools import Pool, Pools, domain_of
+from omni_proxy.scheduler.queue import WaitingQueue
+from omni_proxy.scheduler.settings import SchedulingSettings
+
+Soonest = Callable[[Request, float], float]
+"""The instant at which a P could have computed a prompt."""
+
+
+class AnswerPlan:
+    """Places the D legs of prefilled requests, the only legs of others, and the D side of pairs."""
+
+    def __init__(self, booking: Booking, pools: Pools, queue: WaitingQueue, index: PrefixIndex) -> None:
+        self._booking = booking
+        self._pools = pools
+        self._queue = queue
+        self._index = index
+        self._starvation_timeout_s = inf
+        self._aggregate_below: int | None = 0
+        self._aggregate_below_of: Mapping[str, int] = {}
+        self._buckets = Buckets((), 0.0)
+
+    def configure(self, settings: SchedulingSettings, buckets: Buckets) -> None:
+        """Use these settings from now on."""
+        self._starvation_timeout_s = settings.starvation_timeout_s
+        self._aggregate_below = settings.aggregate_below_tokens
+        self._aggregate_below_of = settings.model_aggregate_below_tokens
+        self._buckets = buckets
+
+    def walk(self, now: float) -> Iterator[Request]:
+        """Grant what can be granted; yields each request after its lease is booked."""
+        starved_before = now - self._starvation_timeout_s
+
+        def rank(request: Request) -> tuple[int, float, int]:
+            turn = self._queue.waits[request.rid].turn
+            if turn < 0:
+                return 0, 0.0, turn
+            if request.queued_at <= starved_before:
+                return 1, request.queued_at, turn
+            return 2, float(self._booking.learning.answer_tokens(request)), turn
+
+        for request in self._queue.fronts(rank):
+            if request.block_keys:  # caches have changed since it came
+                request.match(self._index.match(request.block_keys), now)
+            if self.place(request, now):
+                self._queue.remove(request)
+                yield request
+
+    def place(self, request: Request, now: float) -> bool:
+        """Grant the D leg of a prefilled request, or the only leg of an aggregated one."""
+        pool = self._pools.of(request.spec.model)
+        if pool is None:
+            return False
+        choice = self.pick(request, self._answering(request, pool), now)
+        if choice is None:
+            return False
+        self._grant(request, choice, now)
+        return True
+
+    def place_alone(self, request: Request, soonest: Soonest, now: float) -> bool:
+        """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
+
+        It is worth it unless the worker can compute the prompt within one step of its own, so that no answer that it
+        makes is held up by more than a token, and sooner than a prefill worker could.
+        """
+        pool = self._pools.of(request.spec.model)
+        limit = self._aggregate_below
+        if self._aggregate_below_of:
+            limit = self._aggregate_below_of.get(request.spec.model, limit)
+        if limit == 0 or pool is None or not pool.alone or self._queue.waits:
+            return False
+        choice = self.pick(request, pool.alone, now)
+        if choice is None:
+            return False
+        tokens = request.prompt_tokens - choice.cached
+        if tokens >= limit if limit is not None else not self._worth_alone(request, choice, pool, soonest, now):
+            return False
+        self._grant(request, choice, now)
+        return True
+
+    def pick(self, request: Request, able: Sequence[WorkerLoad], now: float) -> AnswerChoice | None:
+        """The best of some workers for an answer, or None when nobody may take it now."""
+        booking = self._booking
+        able = booking.candidates(able, request, now)
+        return pick_answering(
+            request,
+            able,
+            booking.learning.answer_tokens(request),
+            booking.learning.handoff_s,
+            now,
+            booking.targets.tpot_s(request.spec),
+            self._buckets.away_s(request.prompt_tokens, able),
+        )
+
+    def _worth_alone(self, request: Request, choice: AnswerChoice, pool: Pool, soonest: Soonest, now: float) -> bool:
+        worker, tokens = choice.worker, request.prompt_tokens - choice.cached
+        if worker.prefill_tokens or worker.backlog.cost.seconds(tokens, choice.cached) > worker.decoding.cost.step_s(
+            worker.seqs, worker.kv_tokens
+        ):
+            return False
+        return not pool.prefill or choice.prefill_s < soonest(request, now) - now + self._booking.learning.handoff_s
+
+    def _grant(self, request: Request, choice: AnswerChoice, now: float) -> None:
+        prefill_tokens = 0
+        if request.handoff_from is None:
+            request.mode = Mode.AGGREGATED
+            prefill_tokens = request.prompt_tokens - choice.cached
+            request.predicted_first_at = now + choice.prefill_s
+        lease = self._booking.grant_decode(request, choice.placement, prefill_tokens)
+        if prefill_tokens:
+            choice.worker.backlog.granted(lease, prefill_tokens, choice.cached, now)
+
+    def _answering(self, request: Request, pool: Pool) -> Sequence[WorkerLoad]:
+        """Those that can make the answer: from P's KV where it waits for them, else on their own."""
+        if request.handoff_from is None:
+            if request.alone:
+                return pool.alone
+            return pool.decode if pool.mode is Mode.AGGREGATED else ()
+        peer = self._booking.ledger.get(request.handoff_from)
+        return () if peer is None else pool.receivers.get(domain_of(peer.spec), ())
