@@ -1,0 +1,88 @@
+"""Who generates: the engine in this process, and transformers' own `generate`. One thread each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.engine.models import Subject
+from omni_proxy.workers.engine.engine import Engine
+from omni_proxy.workers.engine.types import EngineConfig, EngineRequest, Output, SamplingParams
+
+Prompts = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of one call: on the clock, and of all cores."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Contestant(Protocol):
+    def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
+        """Greedy, exactly `tokens` for each prompt, all prompts in one batch."""
+        ...
+
+
+def timed(contestant: Contestant, prompts: Prompts, tokens: int) -> Spent:
+    cpu, wall = time.process_time(), time.perf_counter()
+    contestant.generate(prompts, tokens)
+    return Spent(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+class Ours:
+    """The embedded engine; prompts are never found in its cache."""
+
+    def __init__(self, subject: Subject, speculation: str = "off", dtype: str = "float32") -> None:
+        config = EngineConfig(
+            str(subject.folder), speculation=speculation, dtype=dtype, threads=1, prefix_caching=False
+        )
+        self._engine = Engine(config)
+        self._engine.start()
+        self._count = 0
+
+    def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
+        outputs: SimpleQueue[Output] = SimpleQueue()
+        sampling = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        found: dict[str, list[int]] = {}
+        for prompt in prompts:
+            self._count += 1
+            found[str(self._count)] = []
+            self._engine.submit(EngineRequest(str(self._count), tuple(prompt), sampling), outputs.put)
+        running = len(prompts)
+        while running:
+            output = outputs.get()
+            found[output.request_id] += output.token_ids
+            running -= output.finish_reason is not None
+        return list(found.values())
+
+    def stop(self) -> None:
+        self._engine.stop()
+
+
+class Theirs:
+    """transformers, with its cache, in float32: its quicker type on a CPU without AMX."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
+        ids = torch.tensor(prompts)
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        return [[int(t) for t in row] for row in out[:, ids.shape[1] :]]
