@@ -48,7 +48,7 @@ class Encoders:
 
     def order(self, model: str, item: str) -> list[Upstream]:
         """Those that may encode an item: its home first, then in the order of spilling; who failed lately last."""
-        names = self._names(model)
+        names = self._usable(model)
         if not names:
             return []
         ordered = list(self._ring.order(item, names))
@@ -80,6 +80,9 @@ class Encoders:
             for name, upstream in self._upstreams.items()
             if upstream.member.role is Role.ENCODE and (not upstream.member.models or model in upstream.member.models)
         )
+
+    def _usable(self, model: str) -> list[str]:
+        return [name for name in self._names(model) if self._upstreams[name].member.up]
 
 
 class Encoding:
@@ -169,7 +172,7 @@ class ItemLeg:
         self._number = number
         self._encoders = encoders
         self._left = encoders.order(call.model, item.name)
-        self._failure = EncodeFailed(None, ErrorCode.NO_WORKER, "There is no encode worker.")
+        self._failure = EncodeFailed(None, ErrorCode.NO_WORKER, "No encode worker can be used now.")
         self._ticket: Ticket | None = None
         self._at = ""
         """The worker that has it; empty for none."""

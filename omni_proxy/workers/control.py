@@ -41,7 +41,7 @@ class Controlled(Protocol):
     def name(self) -> str: ...
     @property
     def role(self) -> Role: ...
-    async def ask(self, method: str, target: str, body: bytes, timeout_s: float) -> httpx.Response: ...
+    async def ask(self, path: str, query: str, body: bytes, timeout_s: float) -> httpx.Response: ...
     def hold(self, reason: str) -> None:
         """Give it no work until `let_go`."""
         ...
@@ -59,7 +59,7 @@ async def _one(worker: Controlled, path: str, query: str, body: bytes) -> Contro
         worker.hold(f"{path.removeprefix('/')} was asked for")
     status, shown = None, ""
     try:
-        answer = await worker.ask("POST", f"{path}?{query}" if query else path, body, CALL_S)
+        answer = await worker.ask(path, query, body, CALL_S)
         status, shown = answer.status_code, answer.text[:_SHOWN_BYTES]
     except httpx.TimeoutException:
         shown = f"no answer within {CALL_S:g} s"

@@ -27,6 +27,8 @@ class Member(Struct, frozen=True):
     model_names: tuple[tuple[str, str], ...] = ()
     """Models that it knows by other names than the gateway: ours, its own."""
     role: Role = Role.MIXED
+    up: bool = True
+    """Does it answer, and may it be used? Kept for encode workers, whom no scheduler chooses."""
     engine_id: str = ""
     """By which its KV connector calls itself, where it said so."""
 

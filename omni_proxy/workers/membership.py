@@ -18,6 +18,7 @@ from msgspec import Raw
 
 from omni_proxy.config import ConnectorName, Health, Worker
 from omni_proxy.messages import Event, Role, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerUp
+from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.connectors.vllm_mooncake import BOOTSTRAP_PORT
 from omni_proxy.workers.described import client_files, dp_size, listed, members, models_of, rank_names, specs
 from omni_proxy.workers.fit import Unfit, apart, connector_of, missing_of
@@ -78,6 +79,8 @@ class Membership:
         """All members as those who send requests need them."""
         return tuple(
             member
+            if watched.up or watched.config.role is not Role.ENCODE
+            else msgspec.structs.replace(member, up=False)
             for watched in self._members.values()
             if watched.connector
             for member in members(watched.config, watched.connector, watched.description)
@@ -145,6 +148,7 @@ class Membership:
             member.leaving, member.up = True, False
             for name in member.names:
                 self._post(WorkerDraining(name))
+            self._tell_of_encoder(member)
 
     def lost(self, name: str, reason: str) -> None:
         """Somebody knows that a member is gone (its process ended); probes find out when it is back."""
@@ -167,7 +171,7 @@ class Membership:
 
     def controlled(self) -> list[ControlledMember]:
         """The members as operators' calls need them."""
-        return [ControlledMember(self, m.config, m.probe) for m in self._members.values()]
+        return [ControlledMember(self, m.config, m.probe, m.connector) for m in self._members.values()]
 
     def remove(self, name: str) -> None:
         """Forget a member."""
@@ -304,6 +308,12 @@ class Membership:
         member.up = False
         for name in member.names:
             self._post(WorkerDown(name, reason))
+        self._tell_of_encoder(member)
+
+    def _tell_of_encoder(self, member: _Watched) -> None:
+        """Fronts choose encode workers by themselves: they have to know who can be used."""
+        if member.config.role is Role.ENCODE:
+            self._tell()
 
     def _tell_added(self, member: _Watched) -> None:
         """A worker is there, or described anew, and cannot be used yet."""
@@ -323,15 +333,19 @@ class Membership:
 class ControlledMember:
     """A member that can be called, and taken out."""
 
-    def __init__(self, membership: Membership, worker: Worker, probe: Probe) -> None:
+    def __init__(self, membership: Membership, worker: Worker, probe: Probe, connector: str) -> None:
         self._membership = membership
         self._probe = probe
+        self._controls = CONNECTORS[connector].controls if connector else {}
         self.name = worker.name
         self.role = worker.role
 
-    async def ask(self, method: str, target: str, body: bytes, timeout_s: float) -> httpx.Response:
-        """Any question. Raises httpx.HTTPError, TlsError."""
-        return await self._probe.ask(method, target, body, timeout_s)
+    async def ask(self, path: str, query: str, body: bytes, timeout_s: float) -> httpx.Response:
+        """An operator's call, under the engine's own name of it. Raises httpx.HTTPError, TlsError."""
+        theirs = self._controls.get(path)
+        if theirs is not None:
+            path, body = theirs, body or b"{}"
+        return await self._probe.ask("POST", f"{path}?{query}" if query else path, body, timeout_s)
 
     def hold(self, reason: str) -> None:
         """Give it no work until `let_go`."""

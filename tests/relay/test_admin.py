@@ -93,6 +93,19 @@ async def test_who_could_not_be_paused_goes_on(start: Start) -> None:
     assert (await rig.chat()).status_code == 200
 
 
+async def test_engines_are_called_by_their_own_names(start: Start) -> None:
+    rig = await start(
+        ADMIN | {"connector": "sglang"}, p0=also_controlled(prefill_ok), d0=also_controlled(decode_stream)
+    )
+    async with admin(rig) as client:
+        assert (await client.post("/reset_prefix_cache?worker=p0")).status_code == 200
+        assert (await client.post("/sleep?worker=p0", content=b'{"tags":["kv_cache"]}')).status_code == 200
+    assert [(s.path, s.body) for s in rig["p0"].seen] == [
+        ("/flush_cache", b"{}"),
+        ("/release_memory_occupation", b'{"tags":["kv_cache"]}'),
+    ]
+
+
 async def test_a_worker_that_cannot_be_reached_is_told_of(start: Start) -> None:
     rig = await start(ADMIN, p0=also_controlled(prefill_ok), d0=also_controlled(decode_stream))
     await rig["d0"].stop()

@@ -108,6 +108,29 @@ async def test_another_encoder_takes_over(start: Start, how: str) -> None:
     await rig.idle()
 
 
+async def test_who_does_not_answer_probes_is_not_asked(start: Start) -> None:
+    rig = await start(EPD, m0=encoder(), m1=encoder(), p0=prefill_ok, d0=decode_stream)
+    rig["m0"].healthy = False
+    async with asyncio.timeout(5):
+        while rig.gateway.front.upstreams["m0"].member.up:
+            await asyncio.sleep(0.01)
+    for at in range(6):
+        assert (await rig.chat(messages=messages(image(f"http://x/{at}.png")))).status_code == 200
+    assert not rig["m0"].seen
+    rig["m1"].healthy = False
+    async with asyncio.timeout(5):
+        while rig.gateway.front.upstreams["m1"].member.up:
+            await asyncio.sleep(0.01)
+    answer = await rig.chat(messages=messages(image("http://x/a.png")))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker")
+    assert len(rig["p0"].seen) == 6, "an image that nobody encodes is not sent on"
+    rig["m0"].healthy = True
+    async with asyncio.timeout(5):
+        while (await rig.chat(messages=messages(image("http://x/a.png")))).status_code != 200:
+            await asyncio.sleep(0.01)
+    await rig.idle()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "seen_status", "code"),
     [

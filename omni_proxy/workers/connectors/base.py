@@ -106,6 +106,11 @@ class Connector(Protocol):
         """How the engine tells the token ids of a stream; None: it does not, and no stream of it can be continued."""
         ...
 
+    @property
+    def controls(self) -> Mapping[str, str]:
+        """The engine's own routes for operators' calls (`workers.control`), where they are not vLLM's."""
+        ...
+
     def request_id(self, pair: Pair) -> bytes:
         """The `x-request-id` of both legs."""
         ...
@@ -133,6 +138,7 @@ class Usual:
     order: Order = Order.TOGETHER
     handoff_reusable: bool = False
     ids_fields: Mapping[str, str] = {}
+    controls: Mapping[str, str] = {}
     token_reports: TokenReports | None = None
 
     def request_id(self, pair: Pair) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import Raw
 
@@ -18,6 +20,13 @@ class Sglang(Usual):
 
     name = "sglang"
     modes = (Mode.PARALLEL,)
+    controls: Mapping[str, str] = {
+        "/sleep": "/release_memory_occupation",
+        "/wake_up": "/resume_memory_occupation",
+        "/pause": "/pause_generation",
+        "/resume": "/continue_generation",
+        "/reset_prefix_cache": "/flush_cache",
+    }
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.
