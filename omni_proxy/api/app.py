@@ -22,6 +22,10 @@ from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.regression import Regression
 
 
+class _ModelId(msgspec.Struct):
+    id: str
+
+
 class View(Protocol):
     """What the app may ask of the gateway."""
 
@@ -49,6 +53,13 @@ def _add_serving_routes(app: FastAPI, view: View, registry: CollectorRegistry) -
     @app.get("/v1/models", summary="The models that can be served now")
     async def models() -> Response:
         return _json(b'{"object":"list","data":[%b]}' % b",".join(view.models()))
+
+    @app.get("/v1/models/{name:path}", summary="One of them")
+    async def model(name: str) -> Response:
+        found = next((raw for raw in view.models() if msgspec.json.decode(raw, type=_ModelId).id == name), None)
+        if found is None:
+            return _error(ErrorCode.MODEL_NOT_FOUND, f"The model {name!r} does not exist.", "model")
+        return _json(found)
 
     @app.get("/health", summary="200 while the gateway lives")
     async def health() -> Response:

@@ -98,6 +98,9 @@ async def test_the_model_list_has_all_of_them_with_their_fields(start: Start) ->
     assert set(listed) == {"big", "gpt-4", "default", "small"}
     assert listed["gpt-4"]["root"] == "big"
     assert all(entry["object"] == "model" for entry in listed.values())
+    assert (await rig.client.get("/v1/models/gpt-4")).json() == listed["gpt-4"]
+    unknown = await rig.client.get("/v1/models/some/other")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", "/v1/responses"])
