@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from omni_proxy.errors import ErrorCode, Rejected
+from omni_proxy.internals import NESTS, without_nested
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -179,8 +180,15 @@ class Call(Struct):
 
 def parse_call(path: str, body: bytes) -> Call:
     """Check a body and take from it what the gateway needs. Raises Rejected, naming the field."""
-    if path in ONE_STEP:
-        return _parse_one_step(path, body)
+    call = _parse_one_step(path, body) if path in ONE_STEP else _parse_generating(path, body)
+    if not NESTS.isdisjoint(call.fields):
+        cleaned = without_nested(call.fields, INTERNAL_FIELDS)
+        if cleaned is not None:
+            call.fields, call.tampered = cleaned, True
+    return call
+
+
+def _parse_generating(path: str, body: bytes) -> Call:
     try:
         shown, fields = _decode(path, body)
     except msgspec.ValidationError as exc:
