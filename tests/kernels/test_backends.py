@@ -148,6 +148,32 @@ def test_amx_and_vectors_agree() -> None:
         close(tiles, reference.packed_moe(x.float(), plain, ids, weights).to(BF16))
 
 
+@pytest.mark.parametrize("stored", [BF16, INT8])
+@pytest.mark.parametrize(("hidden", "wide"), [(64, 96), (33, 7)])
+def test_pairs_of_bfloat16_and_vectors_agree_and_rows_keep_to_themselves(
+    stored: torch.dtype, hidden: int, wide: int
+) -> None:
+    library = registry.cpu_library()
+    if library is None or not library.omni_use_pairs(1):
+        pytest.skip("this machine multiplies no pairs of bfloat16")
+    library.omni_use_amx(0)
+    packed, plain = experts(4, hidden, wide, "cpu", stored, shared=10)
+    x = torch.randn(150, hidden).to(BF16)
+    ids, weights, _ = ops.moe_route(torch.randn(150, 4), 2, True)
+    pairs = ops.packed_moe(x, packed, ids, weights)
+    for row in (0, 77, 149) if stored == BF16 else ():
+        alone = ops.packed_moe(x[row : row + 1], packed, ids[row : row + 1], weights[row : row + 1])
+        assert alone.equal(pairs[row : row + 1])
+    matrix = ops.pack(torch.randn(75, hidden), stored, backend="cpu")
+    product = ops.linear(x, matrix)
+    library.omni_use_pairs(0)
+    close(pairs, ops.packed_moe(x, packed, ids, weights))
+    close(product, ops.linear(x, matrix))
+    library.omni_use_pairs(1)
+    library.omni_use_amx(1)
+    close(pairs, reference.packed_moe(x.float(), plain, ids, weights).to(BF16))
+
+
 @pytest.mark.parametrize("rows", [1, 5, 40, 200])
 @pytest.mark.parametrize("stored", [F32, BF16, INT8])
 def test_linear(backend: str, rows: int, stored: torch.dtype) -> None:

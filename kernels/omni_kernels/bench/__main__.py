@@ -43,7 +43,8 @@ def measure(case: Case, machine: Machine, turns: int, extra: dict[str, float]) -
     seconds.update(extra)
     for name, took in seconds.items():
         read = case.bytes_by_run.get(name, 0.0)
-        bound = max(read / limits.read_bytes_s, case.flop / limits.flop_s)
+        halves = "f32" not in name and ("bf16" in name or "int8" in name)
+        bound = max(read / limits.read_bytes_s, case.flop / (limits.pair_flop_s if halves else limits.flop_s))
         yield {
             "op": case.op,
             "shape": case.shape,
@@ -55,11 +56,7 @@ def measure(case: Case, machine: Machine, turns: int, extra: dict[str, float]) -
             "x torch": _ratio(seconds, "torch", took),
             "x HF": _ratio(seconds, "transformers", took),
             "x vLLM": _ratio(seconds, "vLLM", took),
-            "limits": {
-                "GB/s": limits.read_bytes_s / 1e9,
-                "GF/s": limits.flop_s / 1e9,
-                "gemm GF/s": limits.gemm_flop_s / 1e9,
-            },
+            "limits": limits.per_s(),
         }
 
 

@@ -23,12 +23,19 @@ class Limits:
     read_bytes_s: float
     flop_s: float
     """Of fused multiply-adds in float32 registers."""
+    pair_flop_s: float
+    """Of products of bfloat16 pairs; `flop_s` where there is no such instruction."""
     gemm_flop_s: float
     """Of a large float32 product by torch."""
 
     def per_s(self) -> dict[str, float]:
         """In the table's units."""
-        return {"GB/s": self.read_bytes_s / 1e9, "GF/s": self.flop_s / 1e9, "gemm GF/s": self.gemm_flop_s / 1e9}
+        return {
+            "GB/s": self.read_bytes_s / 1e9,
+            "GF/s": self.flop_s / 1e9,
+            "pairs GF/s": self.pair_flop_s / 1e9,
+            "gemm GF/s": self.gemm_flop_s / 1e9,
+        }
 
 
 def clock() -> Callable[[], float]:
@@ -85,16 +92,20 @@ class Machine:
             return runs
         runs["limit: read"] = lambda: library.omni_bench_read(self._data.data_ptr(), READ_BYTES, threads)
         runs["limit: fma"] = lambda: library.omni_bench_fma(self._rounds(), threads)
+        if library.omni_bench_pairs(1, threads):
+            runs["limit: pairs"] = lambda: library.omni_bench_pairs(self._rounds(), threads)
         return runs
 
     def limits(self, times: Mapping[str, float]) -> Limits:
         """The limits that times of `runs` stand for."""
         gemm = 2 * self._square.shape[0] ** 3 / times["limit: gemm"]
-        fma = gemm
+        fma = pairs = gemm
         if self._library is not None:
             flop = self._library.omni_bench_fma(self._rounds(), torch.get_num_threads())
-            fma = max(flop / times["limit: fma"], gemm)
-        return Limits(READ_BYTES / times["limit: read"], fma, gemm)
+            fma = pairs = max(flop / times["limit: fma"], gemm)
+            if "limit: pairs" in times:
+                pairs = self._library.omni_bench_pairs(self._rounds(), torch.get_num_threads()) / times["limit: pairs"]
+        return Limits(READ_BYTES / times["limit: read"], fma, pairs, gemm)
 
     @staticmethod
     def _rounds() -> int:

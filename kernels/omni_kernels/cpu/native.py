@@ -168,6 +168,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_isa_current": (_I, []),
     "omni_isa_select": (_I, [_I]),
     "omni_use_amx": (_I, [_I]),
+    "omni_use_pairs": (_I, [_I]),
     "omni_large_pages": (None, [_P, _N]),
     "omni_packed_bytes": (_N, [_N, _N, _I, _I]),
     "omni_pack": (None, [_P, _N, _N, _I, _I, _P]),
@@ -184,6 +185,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_step": (_I, [POINTER(Model), POINTER(StepArgs), _I]),
     "omni_bench_read": (c_double, [_P, _N, _I]),
     "omni_bench_fma": (c_double, [_N, _I]),
+    "omni_bench_pairs": (c_double, [_N, _I]),
 }
 
 

@@ -205,7 +205,7 @@ static int32_t amx_moe_op(const uint16_t* x, int64_t rows, const omni_experts* e
     carve(m, carver);
     m.out = carver.take<float>(n);
     a.x = x;
-    a.hidden = reinterpret_cast<uint16_t*>(m.hidden);
+    a.hidden = static_cast<uint16_t*>(m.hidden);
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
     int status = plan(m, nullptr);
     if (!status) status = run_team(threads, amx_body, &a);

@@ -1,7 +1,9 @@
 // Products of few rows with packed matrices. Included inside namespace OMNI_NS, after simd.h.
 //
 //   A: blocks of MR rows, [k][MR] each, float32         B: panels of 16 outputs, [k/2][16][2] or [k][16]
+//      or [k/2][MR] pairs of bfloat16
 //
+// Rows are of type `float`, or `Pair` where the CPU multiplies pairs of bfloat16 (twice the products an instruction).
 // Every output is one chain of multiply-adds over ascending k, whatever the tile: a row's result does not depend
 // on the rows beside it, nor on the number of threads.
 #if OMNI_LANES == 16
@@ -31,6 +33,14 @@ struct Ahead {
     static Ahead linear(const uint8_t* next, int panels) { return {next, 64, int64_t(panels) * 64}; }
     static Ahead beside(const uint8_t* b, int64_t stride) { return {b + 2048, stride, 64}; }
 };
+
+struct Pair {  // two successive values of k, bfloat16
+    uint32_t bits;
+};
+template <class A>
+constexpr int64_t K_EACH = 1;  // values of k in an A
+template <>
+constexpr int64_t K_EACH<Pair> = 2;
 
 INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
 INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
@@ -66,10 +76,24 @@ INLINE vf panel_load(const uint8_t* pair, int half, int v) {
 #endif
 }
 
+#if defined(OMNI_PAIRS)
+// As `panel_load`, both k of a pair as bfloat16.
+template <int DT>
+INLINE vu pair_load(const uint8_t* pair) {
+    if constexpr (DT == OMNI_BF16) return *reinterpret_cast<const vu_any*>(pair);
+    const vu first = (vu)panel_load<DT>(pair, 0, 0), second = (vu)panel_load<DT>(pair, 1, 0);
+    return (first >> 16) | (second & 0xffff0000u);  // int8 is exact in bfloat16
+}
+INLINE vf dot_pair(vf sum, vu w, uint32_t x) {
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(x)));
+}
+#endif
+
 // c[MR][ldc] (+)= a[k][MR] . NP panels.
-template <int DT, int MR, int NP>
-static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t stride, int64_t k,
+template <class A, int DT, int MR, int NP>
+static void tile(const void* __restrict rows, const uint8_t* __restrict b, int64_t stride, int64_t k,
                  float* __restrict c, int64_t ldc, bool first, Ahead ahead) {
+    const A* __restrict a = static_cast<const A*>(rows);
     constexpr int N = NP * VP;
     constexpr int64_t PAIR = 32 * (DT == OMNI_F32 ? 4 : DT == OMNI_BF16 ? 2 : 1);
     vf acc[MR * N];
@@ -79,7 +103,19 @@ static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t
             unroll<NP>(EACH { __builtin_prefetch(ahead.at + i * ahead.stride, 0, 2); });
             ahead.at += ahead.step;
         }
-        unroll<2>([&](auto half) __attribute__((always_inline)) {
+#if defined(OMNI_PAIRS)
+        if constexpr (K_EACH<A> == 2) {
+            vu w[N];
+            unroll<N>(EACH { w[i] = pair_load<DT>(b + i * stride); });
+            unroll<MR>([&](auto r) __attribute__((always_inline)) {
+                unroll<N>(EACH { acc[r * N + i] = dot_pair(acc[r * N + i], w[i], a[r].bits); });
+            });
+            a += MR;
+            b += PAIR;
+            continue;
+        }
+#endif
+        if constexpr (K_EACH<A> == 1) unroll<2>([&](auto half) __attribute__((always_inline)) {
             vf w[N];
             unroll<N>(EACH { w[i] = panel_load<DT>(b + i / VP * stride, half, i % VP); });
             unroll<MR>([&](auto r) __attribute__((always_inline)) {
@@ -96,24 +132,41 @@ static void tile(const float* __restrict a, const uint8_t* __restrict b, int64_t
     unroll<MR * N>(EACH { store(c + i / N * ldc + i % N * W, acc[i]); });
 }
 
-typedef void (*Tile)(const float*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool, Ahead);
+typedef void (*Tile)(const void*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool, Ahead);
 struct Tiles {
     Tile wide[3][MR_MAX + 1], single[3][MR_MAX + 1];
 };
-template <int DT, int MR>
+template <class A, int DT, int MR>
 static constexpr void fill_tiles(Tiles& t) {
-    t.wide[DT][MR] = tile<DT, MR, panels_of(MR)>;
-    t.single[DT][MR] = tile<DT, MR, 1>;
-    if constexpr (MR > 1) fill_tiles<DT, MR - 1>(t);
+    t.wide[DT][MR] = tile<A, DT, MR, panels_of(MR)>;
+    t.single[DT][MR] = tile<A, DT, MR, 1>;
+    if constexpr (MR > 1) fill_tiles<A, DT, MR - 1>(t);
 }
+template <class A>
 static constexpr Tiles make_tiles() {
     Tiles t{};
-    fill_tiles<OMNI_F32, MR_MAX>(t);
-    fill_tiles<OMNI_BF16, MR_MAX>(t);
-    fill_tiles<OMNI_I8, MR_MAX>(t);
+    if constexpr (K_EACH<A> == 1) fill_tiles<A, OMNI_F32, MR_MAX>(t);
+    fill_tiles<A, OMNI_BF16, MR_MAX>(t);
+    fill_tiles<A, OMNI_I8, MR_MAX>(t);
     return t;
 }
-static constexpr Tiles TILES = make_tiles();
+template <class A>
+constexpr Tiles TILES = make_tiles<A>();
+
+// Rows of bfloat16 -> blocks [k/2][MR]. `row(i)` points at row i's k values.
+template <class Row>
+INLINE void pack_rows(int64_t rows, int64_t k, Row row, Pair* dst) {
+    Blocks blocks(rows);
+    for (int64_t b = 0; b < blocks.count; b++) {
+        const int64_t r0 = blocks.first(b), mr = blocks.size(b);
+        Pair* out = dst + r0 * even(k) / 2;
+        for (int64_t r = 0; r < mr; r++) {
+            const uint16_t* in = row(r0 + r);
+            for (int64_t i = 0; i < k / 2; i++) __builtin_memcpy(&out[i * mr + r], in + 2 * i, 4);
+            if (k % 2) out[k / 2 * mr + r].bits = in[k - 1];
+        }
+    }
+}
 
 // Rows -> blocks [k][MR]. `row(i)` points at row i's k floats.
 template <class Row>
@@ -134,8 +187,8 @@ INLINE void pack_rows(int64_t rows, int64_t k, Row row, float* dst) {
 
 // Packed rows times panels [p0, p1) of one matrix; `done(panel, count, c)` gets c [rows][STEP * 16] of `count` panels.
 // `next`: what will be read after panel p1 - 1, as a guess; null if that is the panel after it.
-template <class Done>
-INLINE void multiply(const float* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
+template <class A, class Done>
+INLINE void multiply(const A* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
                      int64_t p0, int64_t p1, const uint8_t* next, float* c, Done done) {
     const int64_t padded = even(k), stride = panel_bytes(k, dtype);
     constexpr int64_t LDC = STEP * 16;
@@ -150,12 +203,12 @@ INLINE void multiply(const float* a, int64_t rows, const uint8_t* data, const fl
                 const int64_t kn = min64(k_block, padded - kb);
                 for (int64_t i = 0; i < blocks.count; i++) {
                     const int64_t r0 = blocks.first(i), mr = blocks.size(i);
-                    const float* rows_at = a + r0 * padded + kb * mr;
+                    const A* rows_at = a + (r0 * padded + kb * mr) / K_EACH<A>;
                     const int np = panels_of(int(mr));
                     for (int64_t q = g; q < min64(g + group, count);) {
                         const bool wide = q + np <= min64(g + group, count);
                         const uint8_t* b = data + (p + q) * stride + kb * 16 * element_bytes(dtype);
-                        Tile f = wide ? TILES.wide[dtype][mr] : TILES.single[dtype][mr];
+                        Tile f = wide ? TILES<A>.wide[dtype][mr] : TILES<A>.single[dtype][mr];
                         const int taken = wide ? np : 1;
                         const uint8_t* after = next && p + q + taken >= p1 ? next : b + taken * stride;
                         f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0,
@@ -181,28 +234,41 @@ INLINE int64_t panels_a_task(int64_t total, int64_t chunks, int team) {
 }
 
 // Scratch of one member: packed rows and a tile of results.
+template <class A>
 struct Scratch {
-    float* rows;
+    A* rows;
     float* c;
     static Scratch get(int64_t k) {
+        Scratch s{};
         Carver count{nullptr};
-        count.take<float>(CHUNK_ROWS * even(k));
-        count.take<float>(CHUNK_ROWS * STEP * 16);
+        s.carve(count, k);
         Carver carver{static_cast<char*>(member_memory(count.used))};
-        Scratch s{nullptr, nullptr};
-        if (!carver.base) return s;
-        s.rows = carver.take<float>(CHUNK_ROWS * even(k));
-        s.c = carver.take<float>(CHUNK_ROWS * STEP * 16);
+        if (carver.base) s.carve(carver, k);
         return s;
+    }
+    void carve(Carver& from, int64_t k) {
+        rows = from.take<A>(CHUNK_ROWS * even(k) / K_EACH<A>);
+        c = from.take<float>(CHUNK_ROWS * STEP * 16);
     }
 };
 
-// out = x . w^T for rows of float32; `done(first row, rows, first output, outputs, c)`, c [rows][STEP * 16].
-template <class Done>
-static void linear(Team& team, const float* x, int64_t rows, const omni_matrix& w, Done done) {
+// What a row of type A is made from.
+template <class A>
+struct Source {
+    typedef float type;
+};
+template <>
+struct Source<Pair> {
+    typedef uint16_t type;
+};
+
+// out = x . w^T for rows of float32, or of bfloat16 by pairs; `done(first row, rows, first output, outputs, c)`,
+// c [rows][STEP * 16].
+template <class A, class Done>
+static void linear_as(Team& team, const typename Source<A>::type* x, int64_t rows, const omni_matrix& w, Done done) {
     const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, total = panels(w.n);
     const int64_t size = panels_a_task(total, chunks, team.size()), groups = (total + size - 1) / size;
-    Scratch scratch = Scratch::get(w.k);
+    Scratch<A> scratch = Scratch<A>::get(w.k);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     int64_t packed = -1;
     for (int64_t task; (task = team.next(chunks * groups)) >= 0;) {
@@ -215,4 +281,8 @@ static void linear(Team& team, const float* x, int64_t rows, const omni_matrix& 
                      done(r0, n, p * 16, min64(count * 16, w.n - p * 16), c);
                  });
     }
+}
+template <class Done>
+static void linear(Team& team, const float* x, int64_t rows, const omni_matrix& w, Done done) {
+    linear_as<float>(team, x, rows, w, done);
 }

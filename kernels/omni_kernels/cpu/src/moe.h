@@ -10,14 +10,14 @@ struct Chunk {
     int64_t wide;   // I
     int64_t row;    // first of the sorted rows
     int64_t rows;
-    int64_t hidden_at;  // where its h starts, in floats
+    int64_t hidden_at;  // where its h starts, in values
     int32_t dtype13, dtype2;
 };
 
 struct Moe {
     const omni_experts* experts;
     int64_t rows, top_k;
-    const float* x;         // [rows, H]
+    const void* x;          // [rows, H], float32; bfloat16 where rows are taken by pairs
     const int64_t* ids;     // [rows, top_k]; null: every row to expert 0 with weight 1
     const float* weights;
     float* out;             // [rows, H], added to
@@ -26,7 +26,7 @@ struct Moe {
     float* share;           // sorted row -> weight
     Chunk* chunk;
     int64_t chunks;
-    float* hidden;
+    void* hidden;           // float32 or pairs
     int64_t* start;         // [E + 1]
 };
 
@@ -104,13 +104,22 @@ static int plan(Moe& m, int64_t* expert_tokens) {
     return OMNI_OK;
 }
 
+INLINE void put_lane(float* out, int64_t column, int64_t mr, int64_t width, const float* lane) {
+    for (int64_t j = 0; j < width; j++) out[(column + j) * mr] = lane[j];
+}
+INLINE void put_lane(Pair* out, int64_t column, int64_t mr, int64_t width, const float* lane) {
+    for (int64_t j = 0; j < width; j += 2)
+        out[(column + j) / 2 * mr].bits = to_bf16(lane[j]) | uint32_t(to_bf16(lane[j + 1])) << 16;
+}
+
 // h of gate and up panels side by side, written in the row blocks that GEMM 2 reads.
-INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, float* hidden) {
+template <class A>
+INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, A* hidden) {
     const int64_t padded = even(c.wide);
     Blocks blocks(c.rows);
     for (int64_t b = 0; b < blocks.count; b++) {
         const int64_t r0 = blocks.first(b), mr = blocks.size(b);
-        float* out = hidden + c.hidden_at + r0 * padded;
+        A* out = hidden + (c.hidden_at + r0 * padded) / K_EACH<A>;
         for (int64_t r = 0; r < mr; r++)
             for (int64_t q = 0; q < count; q += 2) {
                 const int64_t column = (panel + q) / 2 * 16;
@@ -119,15 +128,16 @@ INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* 
                     const float* gate = tile_out + (r0 + r) * LDC + q * 16 + v;
                     store(lane + v, silu(load(gate)) * load(gate + 16));
                 }
-                const int64_t width = min64(16, padded - column);
-                for (int64_t j = 0; j < width; j++) out[(column + j) * mr + r] = lane[j];
+                put_lane(out + r, column, mr, min64(16, padded - column), lane);
             }
     }
 }
 
+template <class A = float>
 static void moe_up(Team& team, const Moe& m) {
     const int64_t k = m.experts->w13.k;
-    Scratch scratch = Scratch::get(k);
+    const auto* x = static_cast<const typename Source<A>::type*>(m.x);
+    Scratch<A> scratch = Scratch<A>::get(k);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     int64_t most = 0;
     for (int64_t i = 0; i < m.chunks; i++) most = m.chunk[i].wide > most ? m.chunk[i].wide : most;
@@ -140,12 +150,12 @@ static void moe_up(Team& team, const Moe& m) {
         const int64_t p1 = min64(p0 + size, 2 * panels(c.wide));
         if (p0 >= p1) continue;
         if (i != packed)
-            pack_rows(c.rows, k, [&](int64_t r) { return m.x + m.source[c.row + r] * k; }, scratch.rows);
+            pack_rows(c.rows, k, [&](int64_t r) { return x + m.source[c.row + r] * k; }, scratch.rows);
         packed = i;
         const bool last = team.size() == 1 && p1 == 2 * panels(c.wide);
         const uint8_t* next = !last ? nullptr : i + 1 < m.chunks ? m.chunk[i + 1].w13 : m.chunk[0].w2;
         multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, next, scratch.c,
-                 [&](int64_t p, int64_t count, const float* out) { activate(c, p, count, out, m.hidden); });
+                 [&](int64_t p, int64_t count, const float* out) { activate(c, p, count, out, static_cast<A*>(m.hidden)); });
     }
 }
 
@@ -168,9 +178,11 @@ INLINE int64_t down_size(int64_t h, int64_t slots, int team) {
     return size > 32 ? 32 : size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
 }
 
+template <class A = float>
 static void moe_down(Team& team, const Moe& m) {
     const int64_t h = m.experts->w2.n;
-    Scratch scratch = Scratch::get(0);
+    const A* hidden = static_cast<const A*>(m.hidden);
+    Scratch<A> scratch = Scratch<A>::get(0);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     const int64_t size = down_size(h, m.rows * m.top_k, team.size()), groups = (panels(h) + size - 1) / size;
     for (int64_t task; (task = team.next(groups)) >= 0;) {
@@ -179,7 +191,7 @@ static void moe_down(Team& team, const Moe& m) {
             const Chunk& c = m.chunk[i];
             const uint8_t* next =
                 i + 1 < m.chunks ? m.chunk[i + 1].w2 + p0 * panel_bytes(m.chunk[i + 1].wide, m.chunk[i + 1].dtype2) : nullptr;
-            multiply(m.hidden + c.hidden_at, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c,
+            multiply(hidden + c.hidden_at / K_EACH<A>, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c,
                      [&](int64_t p, int64_t count, const float* y) { add_shares(m, c, h, p, count, y); });
         }
     }

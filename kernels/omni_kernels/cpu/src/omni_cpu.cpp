@@ -98,6 +98,16 @@ bool detect_amx() {
 }
 std::atomic<bool> amx_on{detect_amx()};
 
+bool detect_pairs() {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;  // by the bit: compilers name this feature late
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+#else
+    return false;
+#endif
+}
+std::atomic<bool> pairs_on{detect_pairs()};
+
 void relax() {
 #if defined(__x86_64__)
     _mm_pause();
@@ -183,6 +193,7 @@ void tell_progress(const omni_step_args* args, int64_t layers) {
 #endif
 }
 
+bool pairs_ready() { return pairs_on.load(std::memory_order_relaxed); }
 bool amx_ready() { return amx_on.load(std::memory_order_relaxed); }
 void* call_memory(int64_t bytes) { return call_block.at_least(bytes); }
 void* member_memory(int64_t bytes) { return member_block.at_least(bytes); }
@@ -216,6 +227,11 @@ void omni_large_pages(void* data, int64_t bytes) {
     (void)data;
     (void)bytes;
 #endif
+}
+
+int32_t omni_use_pairs(int32_t on) {
+    pairs_on = on && detect_pairs();
+    return pairs_on;
 }
 
 int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated) {
@@ -268,6 +284,7 @@ double omni_bench_read(const void* data, int64_t bytes, int32_t threads) {
     return ops().bench_read(data, bytes, threads);
 }
 double omni_bench_fma(int64_t rounds, int32_t threads) { return ops().bench_fma(rounds, threads); }
+double omni_bench_pairs(int64_t rounds, int32_t threads) { return ops().bench_pairs(rounds, threads); }
 
 int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
                       int64_t k_row_stride, int64_t v_row_stride) {

@@ -115,6 +115,7 @@ OMNI_API int32_t omni_isa_current(void);
 OMNI_API int32_t omni_isa_select(int32_t index);  // 0: done; 1: this machine cannot run it
 OMNI_API int32_t omni_use_amx(int32_t on);  // for bfloat16 rows; returns whether it is used from now on
 
+OMNI_API int32_t omni_use_pairs(int32_t on);  // AVX512_BF16 for bfloat16 rows; returns whether it is used from now on
 // Asks for large pages under memory that nothing has written to yet, where the system has them: reads of weights are
 // then a fifth to a half faster, since hardware fetches ahead within a page only.
 OMNI_API void omni_large_pages(void* data, int64_t bytes);
@@ -144,6 +145,7 @@ OMNI_API int32_t omni_step(const omni_model* model, const omni_step_args* args, 
 
 OMNI_API double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
 OMNI_API double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done
+OMNI_API double omni_bench_pairs(int64_t rounds, int32_t threads);  // likewise, of bfloat16 pairs; 0: no such unit
 
 #ifdef __cplusplus
 }

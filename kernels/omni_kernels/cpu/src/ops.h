@@ -13,32 +13,6 @@ static const float* widened(const void* x, int dtype, int64_t n, float* room) {
     return room;
 }
 
-struct LinearCall {
-    const float* x;
-    int64_t rows;
-    const omni_matrix* w;
-    void* out;
-    int out_dtype;
-};
-
-static void linear_body(Team& team, void* context) {
-    const LinearCall& a = *static_cast<LinearCall*>(context);
-    const int64_t n = a.w->n, bytes = a.out_dtype == OMNI_BF16 ? 2 : 4;
-    linear(team, a.x, a.rows, *a.w, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
-        for (int64_t r = 0; r < rows; r++)
-            narrow(c + r * LDC, count, static_cast<char*>(a.out) + ((r0 + r) * n + first) * bytes, a.out_dtype);
-    });
-}
-
-static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out,
-                         int32_t out_dtype, int32_t threads) {
-    if (!rows || !w->n) return OMNI_OK;
-    float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
-    if (!room) return OMNI_NO_MEMORY;
-    LinearCall call{widened(x, x_dtype, rows * w->k, room), rows, w, out, out_dtype};
-    return run_team(threads, linear_body, &call);
-}
-
 struct RouteCall {
     const omni_routing* routing;
     const float* logits;
@@ -62,11 +36,31 @@ static int32_t route_op(const float* logits, int64_t rows, const omni_routing* r
     return OMNI_OK;
 }
 
+template <class A>
 static void moe_body(Team& team, void* context) {
     const Moe& m = *static_cast<Moe*>(context);
-    moe_up(team, m);
-    if (team.sync()) moe_down(team, m);
+    moe_up<A>(team, m);
+    if (team.sync()) moe_down<A>(team, m);
 }
+
+// Whether `each` rows of bfloat16 (on average, of one matrix) are multiplied by pairs with weights of this type.
+// int8 takes longer to become pairs than floats, which few rows do not repay.
+static bool by_pairs(int x_dtype, int weights, int64_t each) {
+#if defined(OMNI_PAIRS)
+    return x_dtype == OMNI_BF16 && (weights == OMNI_BF16 || (weights == OMNI_I8 && each >= 2)) && pairs_ready();
+#else
+    (void)x_dtype;
+    (void)weights;
+    (void)each;
+    return false;
+#endif
+}
+
+#if defined(OMNI_PAIRS)
+constexpr TeamBody PAIRS_BODY = moe_body<Pair>;
+#else
+constexpr TeamBody PAIRS_BODY = moe_body<float>;
+#endif
 
 static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
                       const float* weights, int64_t top_k, void* out, int32_t threads) {
@@ -91,13 +85,46 @@ static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_exp
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(m, carver);
     float* room = carver.take<float>(2 * n);
-    m.x = widened(x, dtype, n, room);
+    const bool pairs = by_pairs(dtype, experts->w13.dtype, rows * top_k / experts->experts);
+    m.x = pairs ? x : widened(x, dtype, n, room);
     m.out = dtype == OMNI_F32 ? static_cast<float*>(out) : room + n;
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
     int status = plan(m, nullptr);
-    if (!status) status = run_team(threads, moe_body, &m);
+    if (!status) status = run_team(threads, pairs ? PAIRS_BODY : moe_body<float>, &m);
     if (!status && dtype != OMNI_F32) narrow(m.out, n, out, dtype);
     return status;
+}
+
+struct LinearCall {
+    const void* x;
+    int64_t rows;
+    const omni_matrix* w;
+    void* out;
+    int out_dtype;
+};
+
+template <class A>
+static void linear_body(Team& team, void* context) {
+    const LinearCall& a = *static_cast<LinearCall*>(context);
+    const int64_t n = a.w->n, bytes = a.out_dtype == OMNI_BF16 ? 2 : 4;
+    const auto* x = static_cast<const typename Source<A>::type*>(a.x);
+    linear_as<A>(team, x, a.rows, *a.w, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
+        for (int64_t r = 0; r < rows; r++)
+            narrow(c + r * LDC, count, static_cast<char*>(a.out) + ((r0 + r) * n + first) * bytes, a.out_dtype);
+    });
+}
+
+static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out,
+                         int32_t out_dtype, int32_t threads) {
+    if (!rows || !w->n) return OMNI_OK;
+    LinearCall call{x, rows, w, out, out_dtype};
+#if defined(OMNI_PAIRS)
+    if (by_pairs(x_dtype, w->dtype, rows)) return run_team(threads, linear_body<Pair>, &call);
+#endif
+    float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
+    if (!room) return OMNI_NO_MEMORY;
+    call.x = widened(x, x_dtype, rows * w->k, room);
+    return run_team(threads, linear_body<float>, &call);
 }
 
 struct RowsCall {
@@ -228,6 +255,35 @@ static double bench_fma(int64_t rounds, int32_t threads) {
     return double(rounds) * (W == 16 ? 16 : 12) * W * 2.0 * threads;
 }
 
+// The same by pairs of bfloat16; 0 where there is no such instruction.
+#if defined(OMNI_PAIRS)
+static void pairs_body(Team& team, void* context) {
+    const int64_t rounds = *static_cast<int64_t*>(context);
+    vf acc[16];
+    vu w = (vu)splat(1e-3f);
+    unroll<16>(EACH { acc[i] = splat(float(i + team.rank)); });
+    for (int64_t r = 0; r < rounds; r++) {
+        unroll<16>(EACH { acc[i] = dot_pair(acc[i], w, 0x3c003c00u); });
+        __asm__ volatile("" : "+v"(w));
+    }
+    vf sum{};
+    unroll<16>(EACH { sum += acc[i]; });
+    volatile float sink = hsum(sum);
+    (void)sink;
+}
+#endif
+static double bench_pairs(int64_t rounds, int32_t threads) {
+#if defined(OMNI_PAIRS)
+    if (!pairs_ready()) return 0;
+    run_team(threads, pairs_body, &rounds);
+    return double(rounds) * 16 * W * 4.0 * threads;
+#else
+    (void)rounds;
+    (void)threads;
+    return 0;
+#endif
+}
+
 struct ReadCall {
     const char* data;
     int64_t bytes;
@@ -258,4 +314,5 @@ static double bench_read(const void* data, int64_t bytes, int32_t threads) {
     return double(call.sum.load());
 }
 
-const Ops OPS = {linear_op, route_op, moe_op, norm_op, rope_op, silu_op, attention_op, step, bench_read, bench_fma};
+const Ops OPS = {linear_op, route_op, moe_op, norm_op, rope_op, silu_op, attention_op, step, bench_read, bench_fma,
+                 bench_pairs};

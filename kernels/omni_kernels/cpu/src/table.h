@@ -13,6 +13,7 @@ struct Ops {
     decltype(&omni_step) step;
     decltype(&omni_bench_read) bench_read;
     decltype(&omni_bench_fma) bench_fma;
+    decltype(&omni_bench_pairs) bench_pairs;
 };
 
 namespace omni_plain { extern const Ops OPS; }

@@ -44,6 +44,8 @@ void* member_memory(int64_t bytes);
 
 // Whether AMX is there, allowed by the system and not switched off.
 bool amx_ready();
+// Whether the CPU multiplies pairs of bfloat16 (AVX512_BF16), and that is not switched off.
+bool pairs_ready();
 
 // Deals pieces of one block of memory. First pass with base null counts the bytes.
 struct Carver {
