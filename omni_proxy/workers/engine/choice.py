@@ -45,6 +45,10 @@ class Choice:
     include_stop: bool = False
     last_at: float | None = None
     """When its last tokens came, in seconds of the event loop's clock; for the metrics."""
+    first_at: float | None = None
+    """When its first tokens came."""
+    queued_s: float = 0.0
+    """How long it waited in the engine to be admitted."""
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     shown_chars: int = 0
@@ -83,6 +87,7 @@ class Choice:
             output = replace(output, token_ids=(), logprobs=None)
         shown = [self._token(output, at, delta) for at in range(len(output.token_ids))]
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        self.queued_s += output.queued_s
         if output.finish_reason is not None and self.stops.matched is None:
             shown.append(self._end(output))
         delta.text = self.unshown + "".join(shown)

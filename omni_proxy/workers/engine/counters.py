@@ -20,6 +20,8 @@ class Counters:
     prompt_tokens_computed: int = 0
     prompt_tokens_cached: int = 0
     prompt_tokens_pulled: int = 0
+    pull_queries: int = 0
+    """Prompt tokens whose KV was asked of another worker."""
     generation_tokens: int = 0
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
@@ -34,6 +36,7 @@ class Counters:
     def planned(self, plan: Plan) -> None:
         """Count what a plan decided. A preempted sequence's second look-up is not one of the prompt."""
         self.preemptions += len(plan.preempted)
+        self.pull_queries += sum(max(0, seq.pulled_tokens - seq.kv_len) for seq in plan.pulls)
         for seq in plan.admitted:
             if seq.admissions == 1:
                 self.prefix_queries += seq.prompt_len
@@ -107,6 +110,7 @@ def read_stats(
         prefix_queries=counters.prefix_queries,
         prefix_hits=counters.prefix_hits,
         preemptions=counters.preemptions,
+        pull_queries=counters.pull_queries,
         spec_drafts=counters.spec_drafts,
         spec_draft_tokens=counters.spec_draft_tokens,
         spec_accepted_tokens=counters.spec_accepted_tokens,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -48,6 +49,7 @@ from omni_proxy.workers.engine.types import (
     Output,
 )
 from omni_proxy.workers.engine.validate import check_config, check_request
+from omni_proxy.workers.engine.waits import Waits
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +91,10 @@ class Engine:
         self._counters = Counters()
         self._emits: dict[str, Emit] = {}
         """Live requests, from `submit` to their last output. Guarded by the lock when written."""
+        self._waits = Waits()
         self._lock = threading.Lock()
         self._stopping = False
+        self._asleep = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     @property
@@ -124,11 +128,14 @@ class Engine:
         with self._lock:
             if self._stopping:
                 raise RuntimeError("the engine has stopped")
+            if self._asleep:
+                raise RuntimeError("the engine sleeps: POST /wake_up first")
             if request_id in self._emits or self._transfers.holds(request_id):
                 raise InvalidRequest("request_id", f"{request_id} is in use")
             self._open_room(seq)
             self._emits[request_id] = emit
-            self._inbox.put(lambda: self._planner.add(seq))
+            submitted = time.monotonic()
+            self._inbox.put(lambda: self._arrive(seq, submitted))
 
     def _open_room(self, seq: Sequence) -> None:
         room = seq.request.room
@@ -159,14 +166,44 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False when any block is in use or the engine does not run."""
+        return self._ask(self._pool.reset_cache)
+
+    @property
+    def asleep(self) -> bool:
+        return self._asleep
+
+    def sleep(self) -> bool:
+        """Give the KV cache's memory back and take no requests; False, and nothing happens, while one is here."""
+        return self._ask(self._fall_asleep)
+
+    def wake_up(self) -> bool:
+        """Take requests again, with an empty cache; False when the engine does not run."""
+        return self._ask(self._awake)
+
+    def _ask(self, command: Callable[[], bool]) -> bool:
+        """What a command says in the engine's thread; False when that does not run."""
         if not self.alive:
             return False
         done: Future[bool] = Future()
-        self._inbox.put(lambda: done.set_result(self._pool.reset_cache()))
+        self._inbox.put(lambda: done.set_result(command()))
         try:
             return done.result(_RESET_TIMEOUT_S)
         except TimeoutError:
             return False
+
+    def _fall_asleep(self) -> bool:
+        with self._lock:
+            if self._emits or not self._pool.reset_cache():
+                return False
+            self._asleep = True
+        self._runner.free_cache()
+        return True
+
+    def _awake(self) -> bool:
+        if self._asleep:
+            self._runner.renew_cache()
+            self._asleep = False
+        return True
 
     def kv_event_sources(self) -> list[dict[str, Any]]:
         """Where the prefix cache's events are published."""
@@ -224,6 +261,10 @@ class Engine:
         except Empty:
             return
 
+    def _arrive(self, seq: Sequence, submitted: float) -> None:
+        self._waits.came(seq.request_id, submitted)
+        self._planner.add(seq)
+
     def _carry_out(self, command: Callable[[], None]) -> None:
         try:
             command()
@@ -240,6 +281,7 @@ class Engine:
                 self._finish(seq, FinishReason.ERROR, error=_say(exc))
             return False
         self._counters.planned(plan)
+        self._waits.admitted(plan.admitted, time.monotonic())
         for seq in plan.preempted:
             self._transfers.pusher.paused(seq.request_id)
         for seq in plan.pulls:
@@ -332,6 +374,9 @@ class Engine:
 
     def _emit(self, output: Output) -> None:
         request_id = output.request_id
+        waited = self._waits.told(request_id)
+        if waited is not None:
+            output = replace(output, queued_s=waited)
         emit = self._emits.get(request_id)
         if output.finish_reason is not None:
             with self._lock:

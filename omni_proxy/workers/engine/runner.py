@@ -38,7 +38,8 @@ class Runner:
         self.model = DecoderModel(checkpoint, max_model_len, experts=experts, weight_dtype=weight_dtype)
         self._block_size = block_size
         self._spare_slot = num_blocks * block_size
-        self._kv = _zeros(self.model.kv_shape(num_blocks + 1, block_size), self.model.dtype)
+        self._kv_shape = self.model.kv_shape(num_blocks + 1, block_size)
+        self._kv = _zeros(self._kv_shape, self.model.dtype)
         self._eos = checkpoint.config.eos_token_ids
 
     @torch.inference_mode()
@@ -89,6 +90,14 @@ class Runner:
         plane = self._kv[layer : layer + 1]
         flat = torch.frombuffer(bytearray(data), dtype=plane.dtype)
         ops.kv_scatter(plane, torch.tensor(blocks), flat.view(len(blocks), 1, *plane.shape[1:2], *plane.shape[3:]))
+
+    def free_cache(self) -> None:
+        """Give the cache's memory back to the system; `renew_cache` before the next step."""
+        self._kv = torch.empty(0, dtype=self.model.dtype)
+
+    def renew_cache(self) -> None:
+        """An empty cache again."""
+        self._kv = _zeros(self._kv_shape, self.model.dtype)
 
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """Rows routed to [layer][expert] since the start; empty where there are no experts."""

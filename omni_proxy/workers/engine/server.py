@@ -33,6 +33,7 @@ from omni_proxy.workers.engine.openai_api import (
     DetokenizeRequest,
     ReleaseRequest,
     TokenizeRequest,
+    bad_value,
     parse_body,
 )
 from omni_proxy.workers.engine.relay import Reader, Relay
@@ -66,6 +67,9 @@ class WorkerServer:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
+            Route("/sleep", self._sleep, methods=["POST"]),
+            Route("/wake_up", self._wake_up, methods=["POST"]),
+            Route("/is_sleeping", self._is_sleeping),
             Route("/omni/release", self._release, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {
@@ -160,6 +164,23 @@ class WorkerServer:
     async def _reset_prefix_cache(self, request: Request) -> Response:
         done = await asyncio.to_thread(self.engine.reset_prefix_cache)  # waits for the engine's thread
         return json_response({"success": done})
+
+    async def _sleep(self, request: Request) -> Response:
+        """Level 1 as vLLM has it, but for the weights, which stay; refused while requests or leases are here."""
+        level = request.query_params.get("level", "1")
+        if level != "1":
+            raise bad_value("level", level, "this engine can only free its KV cache (level 1)")
+        if not await asyncio.to_thread(self.engine.sleep):
+            raise ApiError(409, "requests are running, or KV is kept for others: the engine cannot sleep")
+        return Response()
+
+    async def _wake_up(self, request: Request) -> Response:
+        if not await asyncio.to_thread(self.engine.wake_up):
+            raise ApiError(503, "the engine has stopped")
+        return Response()
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        return json_response({"is_sleeping": self.engine.asleep})
 
     async def _release(self, request: Request) -> Response:
         body = await self._body(request, ReleaseRequest)

@@ -27,6 +27,7 @@ _TPOT: Final = (
 _E2E: Final = (
     0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
 )  # fmt: skip
+_SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 _LABELS: Final = ("model_name", "engine")
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
@@ -40,6 +41,8 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = 
     ("vllm:prefix_cache_hits", "Prompt tokens found in the cache", lambda s: s.prefix_hits),
     ("vllm:prompt_tokens", "Prompt tokens taken in", lambda s: _prompt_tokens(s)),
     ("vllm:generation_tokens", "Tokens drawn", lambda s: s.generation_tokens),
+    ("vllm:external_prefix_cache_queries", "Prompt tokens asked of others", lambda s: s.pull_queries),
+    ("vllm:external_prefix_cache_hits", "Prompt tokens that others gave", lambda s: s.prompt_tokens_pulled),
     ("vllm:num_preemptions", "Requests put back to wait", lambda s: s.preemptions),
     ("vllm:spec_decode_num_drafts", "Drafts checked", lambda s: s.spec_drafts),
     ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts", lambda s: s.spec_draft_tokens),
@@ -88,6 +91,7 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=_LABELS)
             counter.add_metric(self._labels, value(stats))
             yield counter
+        yield self._waiting_by_reason(stats)
         yield self._by_source(stats)
         yield self._cache_config(stats)
         yield self._transfer_bytes(stats)
@@ -95,6 +99,14 @@ class EngineCollector(Collector):
         yield self._experts(stats)
         if stats.expert_imbalance:
             yield from self._expert_ranks(stats)
+
+    def _waiting_by_reason(self, stats: EngineStats) -> Metric:
+        """Who waits for KV from elsewhere holds its blocks and counts as running: all others wait for capacity."""
+        name, text = "vllm:num_requests_waiting_by_reason", "Requests waiting, by what they wait for"
+        family = GaugeMetricFamily(name, text, labels=(*_LABELS, "reason"))
+        family.add_metric((*self._labels, "capacity"), stats.waiting)
+        family.add_metric((*self._labels, "deferred"), 0)
+        return family
 
     def _by_source(self, stats: EngineStats) -> Metric:
         name, text = "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from"
@@ -157,19 +169,46 @@ class ServerMetrics:
             self._ended.labels(*self._labels, reason)
         self._ttft = self._histogram("time_to_first_token", "Arrival to first token", _TTFT)
         self._tpot = self._histogram("time_per_output_token", "Time between tokens", _TPOT)
+        self._itl = self._histogram("inter_token_latency", "Time between tokens", _TPOT)
+        self._mean = self._histogram("request_time_per_output_token", "Mean time per token after the first", _TPOT)
         self._e2e = self._histogram("e2e_request_latency", "Arrival to end", _E2E)
+        self._queue = self._histogram("request_queue_time", "Waiting in the engine", _E2E)
+        self._prefill = self._histogram("request_prefill_time", "Admission to first token", _E2E)
+        self._decode = self._histogram("request_decode_time", "First token to end", _E2E)
+        self._inference = self._histogram("request_inference_time", "Admission to end", _E2E)
+        self._prompts = self._sizes("request_prompt_tokens", "Tokens of prompts")
+        self._answers = self._sizes("request_generation_tokens", "Tokens of answers")
 
     def observe(self, choice: Choice, delta: Delta, arrived: float, now: float) -> None:
         """Take one delta into account; `arrived` is when the call's body had been read."""
         if delta.token_ids:
             if choice.last_at is None:
+                choice.first_at = now
                 self._ttft.observe(now - arrived)
+                self._queue.observe(choice.queued_s)
             else:
-                self._tpot.observe((now - choice.last_at) / len(delta.token_ids))
+                each = (now - choice.last_at) / len(delta.token_ids)
+                self._tpot.observe(each)
+                for _ in delta.token_ids:
+                    self._itl.observe(each)
             choice.last_at = now
         if delta.finish_reason is not None:
             self.ended("stop" if delta.finish_reason == TOOL_CALLS else delta.finish_reason)
             self._e2e.observe(now - arrived)
+            self._observe_whole(choice, arrived, now)
+
+    def _observe_whole(self, choice: Choice, arrived: float, now: float) -> None:
+        """What is known of a choice at its end; nothing of one that gave no token."""
+        if choice.first_at is None:
+            return
+        prefill, decode = max(0.0, choice.first_at - arrived - choice.queued_s), now - choice.first_at
+        self._prefill.observe(prefill)
+        self._decode.observe(decode)
+        self._inference.observe(prefill + decode)
+        self._prompts.observe(len(choice.request.prompt_token_ids))
+        self._answers.observe(len(choice.token_ids))
+        if len(choice.token_ids) > 1:
+            self._mean.observe(decode / (len(choice.token_ids) - 1))
 
     def ended(self, reason: str) -> None:
         """Count the end of one choice."""
@@ -182,4 +221,8 @@ class ServerMetrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         full = f"vllm:{name}_seconds"
         family = Histogram(full, text, _LABELS, registry=self._registry, buckets=buckets)
+        return family.labels(*self._labels)
+
+    def _sizes(self, name: str, text: str) -> Histogram:
+        family = Histogram(f"vllm:{name}", text, _LABELS, registry=self._registry, buckets=_SIZES)
         return family.labels(*self._labels)

@@ -148,6 +148,8 @@ class Output:
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     """With the first tokens, if asked for: of each prompt token but the first."""
+    queued_s: float = 0.0
+    """With the first tokens: how long the request waited in the engine until it was admitted first."""
 
 
 Emit = Callable[[Output], None]
@@ -178,6 +180,8 @@ class EngineStats:
     kv_transfers: int
     kv_transfer_failures: int
     kv_leases_expired: int
+    pull_queries: int = 0
+    """Prompt tokens whose KV was asked of another worker."""
     kv_pushes: int = 0
     """Prompts pushed, layer by layer, to the last piece."""
     kv_push_hidden_s: float = 0.0

@@ -349,3 +349,40 @@ def test_a_small_cache_shortens_what_is_accepted(tied: Path) -> None:
     engine = Engine(EngineConfig(str(tied), block_size=4, kv_cache_bytes=5 * 2048))
     assert (engine.info.num_blocks, engine.info.max_model_len) == (5, 20)
     engine.stop()
+
+
+def test_a_sleeping_engine_has_no_cache_and_takes_nothing(tied: Path) -> None:
+    with running(tied) as engine:
+        want = generate(engine, "before", prompt(20))
+        busy = Call(engine, request("busy", prompt(8), 200))
+        busy.next()
+        assert not engine.sleep()
+        busy.end()
+        assert engine.sleep()
+        assert engine.asleep
+        assert engine.sleep()
+        with pytest.raises(RuntimeError, match="the engine sleeps"):
+            Call(engine, request("meanwhile", prompt(8)))
+        assert engine._runner._kv.numel() == 0
+        assert engine.wake_up()
+        after = Call(engine, request("after", prompt(20)))
+        assert after.tokens == want
+        assert after.end().cached_tokens == 0
+
+
+def test_kept_kv_keeps_the_engine_awake(tied: Path) -> None:
+    with running(tied) as engine:
+        Call(engine, request("p", prompt(20), 1, keep_kv=True)).end()
+        assert not engine.sleep()
+        engine.release("p")
+        assert engine.sleep()
+
+
+def test_the_first_output_tells_how_long_the_request_waited(tied: Path) -> None:
+    with running(tied, max_num_seqs=1) as engine:
+        first = Call(engine, request("first", prompt(8), 60))
+        second = Call(engine, request("second", prompt(8), 3))
+        first.end()
+        second.end()
+        assert [output.queued_s for output in second.outputs[1:]] == [0.0] * (len(second.outputs) - 1)
+        assert second.outputs[0].queued_s > first.outputs[0].queued_s > 0

@@ -69,6 +69,7 @@ class FakeEngine:
     released: list[str] = field(default_factory=list)
     leased: set[str] = field(default_factory=set)
     generated: int = 0
+    asleep: bool = False
 
     def __post_init__(self) -> None:
         self.gate = threading.Event()
@@ -132,6 +133,14 @@ class FakeEngine:
 
     def reset_prefix_cache(self) -> bool:
         return not self._runs
+
+    def sleep(self) -> bool:
+        self.asleep = self.asleep or not self._runs
+        return self.asleep
+
+    def wake_up(self) -> bool:
+        self.asleep = False
+        return True
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -105,3 +105,31 @@ def test_leaving_clients_are_counted_as_aborted(own_server: LiveServer) -> None:
     text = ""
     while 'finished_reason="abort",model_name="tiny"} 1.0' not in text:
         text = httpx.get(own_server.url + "/metrics", trust_env=False).text
+
+
+def test_sleep_and_wake_up(engine: FakeEngine, http: httpx.Client) -> None:
+    assert http.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert http.post("/sleep?level=1").status_code == 200
+    assert http.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert http.get("/health").status_code == 200
+    assert http.post("/wake_up").status_code == 200
+    assert http.get("/is_sleeping").json() == {"is_sleeping": False}
+    refused = http.post("/sleep?level=2")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "level")
+
+
+def test_latencies_and_sizes_are_told_under_vllm_s_names(http: httpx.Client) -> None:
+    def counts() -> dict[str, float]:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        return {s.name: s.value for f in families for s in f.samples if s.name.endswith("_count")}
+
+    before = counts()
+    assert http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 5}).status_code == 200
+    rise = {name: value - before[name] for name, value in counts().items()}
+    once = (
+        "time_to_first_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_inference_time_seconds", "e2e_request_latency_seconds",
+        "request_prompt_tokens", "request_generation_tokens", "request_time_per_output_token_seconds",
+    )  # fmt: skip
+    assert {name: rise[f"vllm:{name}_count"] for name in once} == dict.fromkeys(once, 1)
+    assert rise["vllm:inter_token_latency_seconds_count"] == 4
