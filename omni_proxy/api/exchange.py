@@ -192,13 +192,18 @@ class Exchange:
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive))
 
-    def send(self, data: bytes) -> None:
-        """Send a part of the stream."""
-        if self.client is not None and data:
-            if self.renames:
-                data = renamed(data, self.renames)
-            self.bytes_out += len(data)
-            self.client.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+    def send(self, data: bytes, framed: bytes = b"") -> None:
+        """Send a part of the stream. `framed`: the same data as a whole chunk, where it came as one."""
+        client = self.client
+        if client is None or not data:
+            return
+        if self.renames:
+            data, framed = renamed(data, self.renames), b""
+        self.bytes_out += len(data)
+        if not self.chunked:
+            client.write(data)
+        else:
+            client.write(framed or b"%x\r\n%b\r\n" % (len(data), data))
 
     def end_stream(self) -> None:
         """Send the end of the stream."""

@@ -46,7 +46,7 @@ class Part(Exchange):
             self.status = status
             self.siblings.opened(status, headers)
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, framed: bytes = b"") -> None:
         """A part of this part's stream, in whole events."""
         if self.client is not None and data:
             if self.renames:

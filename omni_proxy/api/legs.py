@@ -270,11 +270,14 @@ class DecodeLeg(Leg):
                 self.ticket.pause()
             return
         self.last_sign = self.loop.time()
-        data = scan.feed(data)
+        shown = scan.feed(data)
         if self._opened:
-            self.exchange.send(data)
+            if shown is data and self.ticket is not None:
+                self.exchange.send(data, self.ticket.framed)
+            else:
+                self.exchange.send(shown)
         else:
-            self._hold(data, scan)
+            self._hold(shown, scan)
         if scan.first_content and not self._told:
             self._told = True
             self.exchange.handoff = None  # it was pulled

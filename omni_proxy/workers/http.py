@@ -52,6 +52,11 @@ class Ticket:
         self.sent_at = 0.0
         self.done = False
 
+    @property
+    def framed(self) -> bytes:
+        """The data that was read last, as the one whole chunk that it came in; empty where it did not."""
+        return self.connection.reader.framed if self.connection is not None else b""
+
     def abort(self) -> None:
         """Close the connection under the request: engines take that as the end of it."""
         if self.done:

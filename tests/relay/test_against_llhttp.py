@@ -141,3 +141,17 @@ def test_an_answer_is_the_same_for_llhttp(data: bytes, cut: int) -> None:
     assert [(name, value.strip(b" \t")) for name, value in parsed.headers] == reader.headers
     if reader.keep:
         assert parsed.keep
+
+
+@given(st.binary(min_size=1, max_size=40), st.sampled_from([b"%x", b"%X", b"0%x", b"%x;a", b" %x"]), st.integers(-1, 1))
+def test_a_framed_chunk_is_one_chunk(data: bytes, size: bytes, off: int) -> None:
+    chunk = size % (len(data) + off) + b"\r\n" + data + b"\r\n"
+    reader, body = AnswerReader(), []  # type: ignore[var-annotated]
+    reader.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", body)
+    try:
+        reader.feed(chunk, body)
+    except BadAnswer:
+        return
+    if reader.framed:
+        assert (reader.framed, body) == (chunk, [data])
+        assert not off
