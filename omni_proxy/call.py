@@ -85,6 +85,8 @@ class _Shared(Struct):
     stream_options: _StreamOptions | None = None
     echo: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_start_len: int | None = None
+    """SGLang's: log-probabilities from this token of the prompt on; below 0: of the answer only."""
     use_beam_search: bool | None = None
 
 
@@ -265,6 +267,8 @@ def _about_the_prompt(shown: _Shown) -> str | None:
         return "echo"
     if shown.use_beam_search is True:
         return "use_beam_search"
+    if shown.logprob_start_len is not None and shown.logprob_start_len >= 0:
+        return "logprob_start_len"
     return None if shown.prompt_logprobs is None else "prompt_logprobs"
 
 

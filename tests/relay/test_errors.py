@@ -111,7 +111,7 @@ async def test_wrong_places(start: Start) -> None:
 
 async def test_what_no_worker_can_do_names_its_field(start: Start) -> None:
     rig = await start({"connector": "sglang"})
-    asks = {"best_of": 2, "echo": True, "use_beam_search": True, "prompt_logprobs": 1}
+    asks = {"best_of": 2, "echo": True, "use_beam_search": True, "prompt_logprobs": 1, "logprob_start_len": 0}
     for field, value in asks.items():
         answer = await rig.client.post(COMPLETIONS, json={"model": "m", "prompt": "x", field: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)

@@ -34,6 +34,7 @@ ASKED: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "several prompts": (COMPLETIONS, {"prompt": ["a", "b"]}),
     "`best_of` above `n`": (COMPLETIONS, {"n": 1, "best_of": 2}),
     "`echo` (completions)": (COMPLETIONS, {"echo": True}),
+    "`logprob_start_len` of 0 or more": (CHAT, {"return_logprob": True, "logprob_start_len": 0}),
     "`prompt_logprobs`": (CHAT, {"prompt_logprobs": 1}),
     "`use_beam_search`": (CHAT, {"use_beam_search": True}),
     "`logprobs`, `top_logprobs`": (CHAT, {"logprobs": True, "top_logprobs": 2}),
