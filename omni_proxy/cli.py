@@ -77,7 +77,10 @@ def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
     up = commands.add_parser("up", help="start workers and the gateway on this machine")
     up.add_argument("--prefill", type=_count, default=2, metavar="N", help="prefill workers (default 2)")
     up.add_argument("--decode", type=_count, default=1, metavar="M", help="decode workers (default 1)")
-    up.add_argument("--model", type=Path, default=None, metavar="PATH", help="model folder (default: the demo model)")
+    up.add_argument(
+        "--model", type=Path, default=None, metavar="PATH", help="model folder or GGUF file (default: the demo)"
+    )
+    up.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     up.add_argument("--port", type=_port, default=8000, metavar="P", help="port to listen on (default 8000)")
     up.add_argument("--access-log", default=None, metavar="FILE", help="write an access log; - is standard output")
@@ -132,7 +135,7 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker = commands.add_parser("worker", help="run one embedded worker")
     worker.add_argument("--role", choices=("prefill", "decode", "mixed"), default="mixed")
     worker.add_argument(
-        "--model", type=Path, default=None, metavar="PATH", help="model folder (default: the demo model)"
+        "--model", type=Path, default=None, metavar="PATH", help="model folder or GGUF file (default: the demo)"
     )
     worker.add_argument("--served-model-name", action="append", default=[], metavar="NAME")
     worker.add_argument("--host", default="127.0.0.1")
@@ -246,10 +249,15 @@ def _seconds(text: str) -> float:
 
 
 def _up(options: argparse.Namespace) -> int:
+    from omni_proxy.gguf.file import GgufError
+    from omni_proxy.gguf.folder import model_name
     from omni_proxy.up import UpOptions, run_up
 
     model = options.model or demo_model()
-    name = DEMO_NAME if options.model is None else model.resolve().name
+    try:
+        name = DEMO_NAME if options.model is None else model_name(model)
+    except GgufError as exc:
+        raise ConfigError(f"--model: {exc}") from exc
     return run_up(
         UpOptions(
             model,
@@ -263,6 +271,7 @@ def _up(options: argparse.Namespace) -> int:
             options.expert_redundancy,
             options.expert_window,
             ScheduleMode(options.schedule_mode),
+            options.quantization,
         )
     )
 

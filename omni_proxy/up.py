@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -26,6 +26,8 @@ from omni_proxy.config import (
     Timeouts,
     Worker,
 )
+from omni_proxy.gguf.file import GgufError
+from omni_proxy.gguf.folder import model_folder
 from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report, StartFailed
 from omni_proxy.messages import Role
 
@@ -47,10 +49,15 @@ class UpOptions:
     expert_redundancy: int | None = None
     expert_window: int = 256
     schedule_mode: ScheduleMode = ScheduleMode.AUTO
+    quantization: str | None = None
 
 
 def run_up(options: UpOptions) -> int:
     """Serve until told to stop; returns the exit code. Raises ConfigError for what the user can mend."""
+    try:
+        options = replace(options, model=model_folder(options.model))
+    except GgufError as exc:
+        raise ConfigError(f"--model: {exc}") from exc
     if not options.model.is_dir():
         raise ConfigError(f"--model: there is no folder {options.model}")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
@@ -119,6 +126,7 @@ class _Up:
             f"--model={options.model}",
             f"--served-model-name={options.model_name}",
             "--kv-events-port=0",
+            *(() if options.quantization is None else (f"--quantization={options.quantization}",)),
             *self._expert_arguments(),
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omni_proxy.workers.engine.architectures.registry import ARCHITECTURES
 from omni_proxy.workers.engine.hf_config import CheckpointError, ModelConfig, read_config
-from omni_proxy.workers.engine.tensor_files import locate_tensors, main_file, read_tensors
+from omni_proxy.workers.engine.tensor_files import TensorFolder
 from omni_proxy.workers.engine.tensor_shapes import Shape, may_be_ignored, tensor_shapes
 
 __all__ = ["Checkpoint", "CheckpointError", "ModelConfig", "load_checkpoint"]
@@ -45,17 +45,18 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype = torch.float32) -> C
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder")
     config = read_config(path)
-    canonical = ARCHITECTURES[config.model_type].canonical
-    where = {canonical(name): _Stored(file, name) for name, file in locate_tensors(path).items()}
-    tensors = _read(path, config, where, dtype)
+    files = TensorFolder(path)
+    tensors = _read(files, config, dtype)
     return Checkpoint(config, tensors, _digest(config, tensors))
 
 
-def _read(path: Path, config: ModelConfig, where: Mapping[str, _Stored], dtype: torch.dtype) -> dict[str, Tensor]:
+def _read(files: TensorFolder, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    canonical = ARCHITECTURES[config.model_type].canonical
+    where = {canonical(name): _Stored(file, name) for name, file in files.where.items()}
     expected = tensor_shapes(config, where)
     for name in expected:
         if name not in where:
-            raise CheckpointError(f"{main_file(path)}: tensor {name} is missing")
+            raise CheckpointError(f"{files.main_file}: tensor {name} is missing")
     extra = {name for name in where if name not in expected and not may_be_ignored(name, config)}
     if extra:
         first = where[min(extra)]
@@ -63,15 +64,19 @@ def _read(path: Path, config: ModelConfig, where: Mapping[str, _Stored], dtype: 
     tensors: dict[str, Tensor] = {}
     for file in sorted({where[name].file for name in expected}):
         stored = {where[name].name: name for name in expected if where[name].file == file}
-        tensors.update(_read_file(file, stored, expected, dtype))
+        tensors.update(_checked(files.read(file, list(stored)), file, stored, expected, dtype))
     return tensors
 
 
-def _read_file(
-    file: Path, stored: Mapping[str, str], expected: Mapping[str, Shape], dtype: torch.dtype
+def _checked(
+    tensors: Iterator[tuple[str, Tensor]],
+    file: Path,
+    stored: Mapping[str, str],
+    expected: Mapping[str, Shape],
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
     """Checked tensors under their canonical names; `stored` maps the file's names to those."""
-    for name, tensor in read_tensors(file, list(stored)):
+    for name, tensor in tensors:
         shape, want = list(tensor.shape), list(expected[stored[name]])
         if shape != want:
             raise CheckpointError(f"{file}: tensor {name} has shape {shape}, {want} is expected")

@@ -1,51 +1,88 @@
-"""Where the tensors of a folder lie, and reading them: safetensors, whole or sharded.
+"""Where the tensors of a folder lie, and reading them: safetensors, whole or sharded, or one GGUF file.
 
 Faults are `CheckpointError`s that name the file and the tensor. Knows nothing of what a model needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from omni_proxy.gguf.file import GgufError, GgufFile
+from omni_proxy.gguf.folder import WEIGHTS
+from omni_proxy.gguf.tensors import hugging_face_array, hugging_face_name
 from omni_proxy.workers.engine.config_fields import CheckpointError, one_line, read_json
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
 
-def locate_tensors(folder: Path) -> dict[str, Path]:
-    """Which file holds which tensor: from the index of a sharded checkpoint, or from the single file."""
-    index = folder / INDEX
-    if not index.is_file():
-        return dict.fromkeys(_names(folder / SINGLE), folder / SINGLE)
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: weight_map is missing")
-    held = {file: set(_names(folder / file)) for file in sorted(set(weight_map.values()))}
-    for name, file in weight_map.items():
-        if name not in held[file]:
-            raise CheckpointError(f"{folder / file}: tensor {name} is missing, {index.name} promises it")
-    return {name: folder / file for name, file in weight_map.items()}
+class TensorFolder:
+    """The tensors of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError."""
+        self._folder = folder
+        self._gguf = _opened_gguf((folder / WEIGHTS).resolve()) if (folder / WEIGHTS).is_symlink() else None
+        self.where: Mapping[str, Path] = self._locate()
+        """Which file holds which tensor."""
+
+    @property
+    def main_file(self) -> Path:
+        """The file to name when a tensor is nowhere."""
+        if self._gguf is not None:
+            return self._gguf.path
+        return self._folder / INDEX if (self._folder / INDEX).is_file() else self._folder / SINGLE
+
+    def read(self, file: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of one file, one after the other, as they are stored (GGUF: dequantised to float32)."""
+        return _read_safetensors(file, names) if self._gguf is None else _read_gguf(self._gguf, names)
+
+    def _locate(self) -> dict[str, Path]:
+        """From the GGUF file, the index of a sharded checkpoint, or the single file."""
+        if self._gguf is not None:
+            return {hugging_face_name(name): self._gguf.path for name in self._gguf.tensors}
+        index, single = self._folder / INDEX, self._folder / SINGLE
+        if not index.is_file():
+            return dict.fromkeys(_names(single), single)
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index}: weight_map is missing")
+        held = {file: set(_names(self._folder / file)) for file in sorted(set(weight_map.values()))}
+        for name, file in weight_map.items():
+            if name not in held[file]:
+                raise CheckpointError(f"{self._folder / file}: tensor {name} is missing, {index.name} promises it")
+        return {name: self._folder / file for name, file in weight_map.items()}
 
 
-def main_file(folder: Path) -> Path:
-    """The file to name when a tensor is nowhere."""
-    return folder / INDEX if (folder / INDEX).is_file() else folder / SINGLE
-
-
-def read_tensors(file: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of one file, one after the other, as they are stored."""
+def _read_safetensors(file: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     with _opened(file) as tensors:
         for name in names:
             try:
                 yield name, tensors.get_tensor(name)
             except SafetensorError as exc:
                 raise CheckpointError(f"{file}: tensor {name}: {one_line(exc)}") from exc
+
+
+def _read_gguf(source: GgufFile, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    stored = {hugging_face_name(name): name for name in source.tensors}
+    for name in names:
+        try:
+            yield name, torch.from_numpy(hugging_face_array(source, stored[name]).copy())
+        except GgufError as exc:
+            raise CheckpointError(str(exc)) from exc
+
+
+def _opened_gguf(file: Path) -> GgufFile:
+    try:
+        return GgufFile(file)
+    except GgufError as exc:
+        raise CheckpointError(str(exc)) from exc
 
 
 def _names(file: Path) -> list[str]:

@@ -16,12 +16,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import prometheus_client
 import uvloop
 
+from omni_proxy.gguf.file import GgufError
+from omni_proxy.gguf.folder import model_folder, model_name
 from omni_proxy.prompts.chat_template import ChatTemplateError, load_chat_template
 from omni_proxy.prompts.text_tokenizer import TokenizerError
 from omni_proxy.workers.engine.calls import CallBuilder
@@ -106,7 +109,12 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 
 def _load(options: WorkerOptions) -> tuple[Engine, CallBuilder]:
     """Load tokenizer, template and model; raises StartError. Torch is first imported here."""
-    folder = Path(options.model)
+    named = Path(options.model)
+    try:
+        folder = model_folder(named)
+        name = model_name(named)
+    except GgufError as exc:
+        raise StartError(str(exc)) from exc
     if not folder.is_dir():
         raise StartError(f"{options.model}: no such model folder")
     try:
@@ -114,9 +122,9 @@ def _load(options: WorkerOptions) -> tuple[Engine, CallBuilder]:
         template = load_chat_template(folder)
     except (TokenizerError, ChatTemplateError) as exc:
         raise StartError(str(exc)) from exc
-    engine = _load_engine(options)
+    engine = _load_engine(replace(options, model=str(folder)))
     card = ModelCard(
-        names=options.served_model_name or (folder.resolve().name,),
+        names=options.served_model_name or (name,),
         root=options.model,
         max_model_len=engine.info.max_model_len,
         vocab_size=engine.info.vocab_size,
