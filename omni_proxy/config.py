@@ -177,10 +177,14 @@ class WorkerKvEvents(_Model):
 
     @model_validator(mode="after")
     def _ports_fit(self) -> Self:
-        for endpoint in (self.endpoint, self.replay_endpoint):
-            if endpoint is not None and int(endpoint.rpartition(":")[2]) + self.ranks - 1 > 65535:
-                raise ValueError(f"{endpoint} has no port for each of {self.ranks} ranks")
+        self.check_ports(self.ranks)
         return self
+
+    def check_ports(self, ranks: int) -> None:
+        """Raise ValueError where the ports, counted up, do not reach for so many ranks."""
+        for endpoint in (self.endpoint, self.replay_endpoint):
+            if endpoint is not None and int(endpoint.rpartition(":")[2]) + ranks - 1 > 65535:
+                raise ValueError(f"{endpoint} has no port for each of {ranks} ranks")
 
 
 ModelName = Annotated[str, Field(min_length=1)]
@@ -226,6 +230,11 @@ class Worker(_Model):
     def model_names(self) -> Mapping[str, str]:
         """What it calls the models, where a name for that is given."""
         return self.models if isinstance(self.models, dict) else {}
+
+    @model_validator(mode="after")
+    def _ranks_have_ports(self) -> Self:
+        self.kv_events.check_ports(self.dp_size or 1)
+        return self
 
     @model_validator(mode="after")
     def _tls_needs_https(self) -> Self:

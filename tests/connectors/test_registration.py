@@ -9,9 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from omni_proxy.config import parse
+from omni_proxy.apc.keys import block_keys
+from omni_proxy.config import ConfigError, Worker, parse
+from omni_proxy.workers.engine.kv_events import KvEventPublisher
+from omni_proxy.workers.kv_sources import by_member, sources_of
 from tests.connectors.conftest import Begin, Pair
 from tests.connectors.protocols import PROTOCOLS
 from tests.relay.conftest import FAST, Rig, running
@@ -267,6 +271,46 @@ async def test_ranks_behind_a_dead_address_are_left_together(serve: Serve) -> No
     workers = await shown(rig)
     assert {w["state"] for w in workers.values() if w["endpoint"] == "m0"} <= {"ejected", "down"}
     await rig.idle()
+
+
+async def test_kv_events_are_matched_rank_by_rank(serve: Serve) -> None:
+    """What one rank's cache holds is known of that rank, and of no other."""
+    publishers = [KvEventPublisher("127.0.0.1", 0) for _ in range(2)]
+    for publisher in publishers:
+        publisher.start()
+    sources = {str(rank): publisher.source() | {"topic": ""} for rank, publisher in enumerate(publishers)}
+    rig = await serve({"p0": {"dp_size": 2}, "d0": {}}, {"p0": {"/kv_event_sources": sources}})
+    await until(rig, lambda found: all(w["state"] == "up" for w in found.values()) and len(found) == 3)
+    caches = rig.gateway.scheduling.core.caches
+    assert caches is not None
+    tokens = [list(range(16)), list(range(100, 116))]
+    keys = [block_keys(each) for each in tokens]
+    serial = 0
+    try:
+        async with asyncio.timeout(10):
+            while [caches.match(each) for each in keys] != [{"p0@0": 16}, {"p0@1": 16}]:
+                serial += 1
+                for publisher, each in zip(publishers, tokens, strict=True):
+                    stored = {"type": "BlockStored", "block_hashes": [serial], "token_ids": each, "block_size": 16}
+                    publisher.send(msgspec.msgpack.encode([0.0, [stored | {"parent_block_hash": None}], 0]))
+                await asyncio.sleep(0.05)
+    finally:
+        for publisher in publishers:
+            publisher.stop()
+
+
+def test_sources_of_ranks() -> None:
+    worker = Worker.model_validate(
+        {"name": "p0", "url": "http://h:1", "role": "prefill", "dp_size": 3, "kv_events": {"endpoint": "tcp://h:5557"}}
+    )
+    sources = by_member(sources_of(worker, []), "p0", ["p0@0", "p0@1", "p0@2"])
+    assert [(name, s.worker, s.endpoint, s.rank) for name, (s,) in sources.items()] == [
+        (f"p0@{rank}", f"p0@{rank}", f"tcp://h:{5557 + rank}", rank) for rank in range(3)
+    ]
+    assert by_member(sources_of(worker, []), "p0", ["p0@0"]) == {"p0@0": sources["p0@0"]}
+    many = {"dp_size": 200, "kv_events": {"endpoint": "tcp://h:65500"}}
+    with pytest.raises(ConfigError, match="has no port for each of 200 ranks"):
+        parse({"workers": [{"name": "p0", "url": "http://h:1", "role": "prefill", **many}]}, "c")
 
 
 async def test_ranks_leave_together(serve: Serve) -> None:
