@@ -37,6 +37,7 @@ COMPILED = (
     "omni_proxy/api/family.py",
     "omni_proxy/api/hot.py",
     "omni_proxy/api/http_out.py",
+    "omni_proxy/api/intake.py",
     "omni_proxy/api/legs.py",
     "omni_proxy/api/resumable.py",
     "omni_proxy/api/resume_scan.py",

@@ -216,7 +216,7 @@ class Front:
         limits, served = _edge_limits(config), _served(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         if self._counter is not None:
-            self.edge.answer_with(LocalAnswers(self._counter))
+            self.edge.intake.answer_with(LocalAnswers(self._counter))
         self._callbacks = _callback_server(config, self.edge)
         self.edge.resume(_resume_rule(config))
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
@@ -243,7 +243,7 @@ class Front:
         self._config = config
         self.upstreams.configure(*_connections(config))
         self.edge.limit(_edge_limits(config))
-        self.edge.serve(_served(config))
+        self.edge.intake.serve(_served(config))
         self.edge.resume(_resume_rule(config))
         self._server.configure(config)
 

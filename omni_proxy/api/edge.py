@@ -12,25 +12,22 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 
-from omni_proxy.api.division import MAX_PARTS, divide, too_many
-from omni_proxy.api.encoding import EncodeFailed, Encoders, Encoding, with_encoded
+from omni_proxy.api.bodies import RETURN_IDS, USAGE_ON_DEMAND, for_worker, forced_usage
+from omni_proxy.api.encoding import with_encoded
 from omni_proxy.api.exchange import ClientSide, Exchange, renames
-from omni_proxy.api.family import Family, Part
-from omni_proxy.api.hot import HotRequest, read_call, request_spec
-from omni_proxy.api.http_out import JSON_TYPE
+from omni_proxy.api.intake import Intake
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.resumption import Resumption
 from omni_proxy.api.served import ServedModels
-from omni_proxy.call import CHAT, COMPLETIONS, TOKENIZE, Call, Fields, append_fields, encode_fields, form_with_model
+from omni_proxy.call import Call, append_fields
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import (
     Abort,
-    Arrived,
     Cancelled,
     Close,
     Effect,
@@ -38,30 +35,14 @@ from omni_proxy.messages import (
     FailureKind,
     Lease,
     LegFailed,
-    Mode,
     Outcome,
-    Role,
     StartDecode,
     StartPrefill,
     Tokenize,
     Tokenized,
 )
-from omni_proxy.prompts.media import media_of
 from omni_proxy.workers.connectors.base import Connector, Order, Pair
 from omni_proxy.workers.upstream import Upstream
-
-FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
-"""Asked of every D so that streams are counted in true tokens; taken out again before the client."""
-
-RETURN_IDS: Final = ("return_token_ids", b"true")
-"""Asked of a D whose stream may have to be continued; taken out again before the client."""
-
-_USAGE_ON_DEMAND: Final = (CHAT, COMPLETIONS)
-"""Streams of these end with usage only where it is asked for."""
-
-
-AnswerHere = Callable[[Call, Callable[[bytes | Rejected], None]], bool]
-"""Answers a call without a worker, later; False where it cannot."""
 
 
 class CountTokens(Protocol):
@@ -101,7 +82,6 @@ class Edge:
         """In front of every rid of this process, so that fronts never collide."""
         self._upstreams = upstreams
         self._count_tokens = count_tokens
-        self._served = ServedModels(others_counted=True) if served is None else served
         self._limits = limits
         self._resume = ResumeRule()
         self._on_closed = on_closed
@@ -113,67 +93,18 @@ class Edge:
         self._serial = 0
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
-        self._answer_here: AnswerHere | None = None
-        self._encoders = Encoders(upstreams, self._loop)
+        served = ServedModels(others_counted=True) if served is None else served
+        self.intake = Intake(self, upstreams, served, on_rejected, self._loop)
 
-    def counts_tokens(self, model: str) -> bool:
-        """Are prompts of this model tokenised before anything else?"""
-        return self._count_tokens is not None and self._served.counted(model)
+    @property
+    def counts(self) -> bool:
+        """Is there somebody who counts tokens?"""
+        return self._count_tokens is not None
 
-    def serve(self, served: ServedModels) -> None:
-        """Use other names of models from now on."""
-        self._served = served
-
-    def read(self, hot: HotRequest, body: bytes) -> Call:
-        """What a client asks. Raises Rejected."""
-        call = read_call(hot, body)
-        if not call.model:
-            call.model = self._only_model()
-        self._served.take(call)
-        call.media = media = media_of(call)
-        if media:
-            call.prompt_bytes = len(body) - sum([item.size for item in media])
-        if call.parts > MAX_PARTS and self._must_divide(call):
-            raise too_many(call)
-        return call
-
-    def _divide(self, exchange: Exchange, call: Call) -> bool:
-        """Serve a call for several answers or prompts by several requests; False where one worker can do it."""
-        if not self._must_divide(call):
-            return False
-        family = exchange.family = Family(exchange, call, self.client_left)
-        for number, single in enumerate(divide(call)):
-            self._serial += 1
-            rid = f"{self.prefix}{self._serial:08x}"
-            part = Part(family, number, rid, b"%b-%d" % (exchange.request_id, number))
-            part.call, part.path = single, exchange.path
-            part.forward, part.user_agent = exchange.forward, exchange.user_agent
-            part.encoded, part.slow_since = exchange.encoded, exchange.slow_since
-            part.spec = request_spec(part, single, len(single.body), self.counts_tokens(single.model))
-            family.parts.append(part)
-            self.exchanges[rid] = part
-        for part in list(family.parts):
-            if part.spec is not None and part.client is not None:  # an earlier one may have been refused at once
-                self.post(Arrived(part.rid, part.spec))
-            else:
-                self.exchanges.pop(part.rid, None)
-        return True
-
-    def _must_divide(self, call: Call) -> bool:
-        """Is there no worker that could make all of its answers by itself?"""
-        for upstream in self._upstreams.values():
-            member = upstream.member
-            serves = not member.models or call.model in member.models
-            if serves and member.role in (Role.MIXED, Role.DECODE) and Mode.AGGREGATED in upstream.connector.modes:
-                return False
-        return True
-
-    def _only_model(self) -> str:
-        """The model that is meant by a request which names none (`/tokenize` may)."""
-        names = {name for upstream in self._upstreams.values() for name in upstream.member.models}
-        if len(names) != 1:
-            raise Rejected(ErrorCode.INVALID_VALUE, "'model' is required.", "model")
-        return names.pop()
+    @property
+    def first_byte_s(self) -> float:
+        """How long a worker may take for the first byte of its answer."""
+        return self._limits.first_byte_s
 
     def resume(self, rule: ResumeRule) -> None:
         """Say whose streams are continued when their worker dies, from the next decode leg on."""
@@ -185,63 +116,15 @@ class Edge:
 
     # ---------------------------------------------------------------- from clients
 
+    def new_rid(self) -> str:
+        """An id that no other request of any front has."""
+        self._serial += 1
+        return f"{self.prefix}{self._serial:08x}"
+
     def new_exchange(self, client: ClientSide, request_id: bytes, kept_alive: bool, chunked: bool) -> Exchange:
         """Begin an exchange; it is known to others once its call has been parsed."""
-        self._serial += 1
-        rid = f"{self.prefix}{self._serial:08x}"
+        rid = self.new_rid()
         return Exchange(rid, request_id or rid.encode(), client, kept_alive, chunked)
-
-    def begin(self, exchange: Exchange, call: Call) -> None:
-        """Serve an exchange whose call has been read."""
-        if call.media and self._encoders.serve(call.model):
-            then = partial(self._encoded, exchange, call)
-            encoding = exchange.encoding = Encoding(exchange, call, self._encoders, then)
-            encoding.start(self._limits.first_byte_s)
-        elif not (call.path in TOKENIZE and self._answers_here(exchange, call)):
-            self._arrive(exchange, call)
-
-    def answer_with(self, answer: AnswerHere) -> None:
-        """Have somebody answer what no worker can be asked for."""
-        self._answer_here = answer
-
-    def _answers_here(self, exchange: Exchange, call: Call) -> bool:
-        if self._answer_here is None or not self._must_divide(call):
-            return False
-        members = [upstream.member for upstream in self._upstreams.values()]
-        served = any(not member.models or call.model in member.models for member in members)
-        return served and self._answer_here(call, partial(self._answered_here, exchange))
-
-    def _answered_here(self, exchange: Exchange, result: bytes | Rejected) -> None:
-        if isinstance(result, Rejected):
-            self.reject(exchange, result)
-            return
-        exchange.respond(200, [JSON_TYPE], result)
-        client, exchange.client = exchange.client, None
-        if client is not None:
-            client.finished(close=not exchange.kept_alive)
-
-    def _arrive(self, exchange: Exchange, call: Call) -> None:
-        if call.parts > 1 and self._divide(exchange, call):
-            return
-        self.exchanges[exchange.rid] = exchange
-        exchange.spec = spec = request_spec(exchange, call, len(call.body), self.counts_tokens(call.model))
-        self.post(Arrived(exchange.rid, spec))
-
-    def _encoded(self, exchange: Exchange, call: Call, failure: EncodeFailed | None) -> None:
-        exchange.encoding = None
-        if failure is None:
-            self._arrive(exchange, call)
-            return
-        answer, code = failure.answer, failure.code
-        if answer is not None:
-            exchange.respond(answer.status, answer.headers, answer.body)
-            code = ErrorCode.WORKER_ERROR
-        else:
-            exchange.respond_error(code, failure.detail, None, None)
-        client, exchange.client = exchange.client, None
-        if client is not None:
-            client.finished(close=not exchange.kept_alive)
-        self._on_rejected(exchange, Rejected(code, failure.detail))
 
     def reject(self, exchange: Exchange, rejected: Rejected) -> None:
         """The client's fault, found before the core hears of the request."""
@@ -322,7 +205,7 @@ class Edge:
             exchange.room = self._random.getrandbits(63)
         connector = upstream.connector
         pair = self._pair(exchange, upstream, self._upstreams.get(peer) if peer is not None else None)
-        call = _for_worker(asked, connector, upstream.name_of(asked.model))
+        call = for_worker(asked, connector, upstream.name_of(asked.model))
         leg = PrefillLeg(exchange, lease, self.post, self._loop, connector)
         if pair.together and connector.order is Order.DECODE_FIRST:
             self._let_ask(exchange, connector.request_id(pair))
@@ -351,12 +234,12 @@ class Edge:
         call = self._to_ask(exchange, exchange.call, fresh=peer is None)
         pair = self._pair(exchange, prefill, upstream)
         extra = connector.decode_fields(call, pair, exchange.handoff)
-        forced = call.stream and not call.wants_usage and call.path in _USAGE_ON_DEMAND
+        forced = call.stream and not call.wants_usage and call.path in USAGE_ON_DEMAND
         name = upstream.name_of(call.model)
         exchange.renames = renames(name, call.asked)
-        call = _for_worker(call, connector, name)
+        call = for_worker(call, connector, name)
         if forced:
-            extra = [*extra, _forced_usage(call)]
+            extra = [*extra, forced_usage(call)]
         if self._watch(exchange, exchange.call, connector):
             extra = [*extra, RETURN_IDS]
         body = call.body if call.form else append_fields(call, extra)
@@ -501,29 +384,3 @@ def _park(leg: Leg, send: Callable[[msgspec.Raw | None], None]) -> None:
     """Send a leg only when the other side is ready for it."""
     leg.parked = send
     leg.exchange.legs[leg.lease.attempt] = leg
-
-
-def _for_worker(call: Call, connector: Connector, name: str = "") -> Call:
-    """The call as a worker gets it: the model by its name there, token ids where they are known and it takes them."""
-    field = connector.ids_fields.get(call.path) if call.token_ids else None
-    renamed = call.asked != "" and call.asked != name
-    if field is None and not renamed:
-        return call
-    if call.form:
-        return msgspec.structs.replace(call, body=form_with_model(call.body, name))
-    fields = dict(call.fields)
-    if renamed:
-        fields["model"] = msgspec.Raw(msgspec.json.encode(name))
-    if field is not None:
-        fields[field] = msgspec.Raw(call.token_ids)
-    return msgspec.structs.replace(call, fields=fields, tampered=True)
-
-
-def _forced_usage(call: Call) -> tuple[str, bytes]:
-    """`stream_options` as the client sent them, with usage at the end of the stream and nowhere else."""
-    raw = call.fields.get("stream_options")
-    if raw is None or bytes(raw) == b"null":
-        return FORCED_USAGE
-    options = msgspec.json.decode(raw, type=Fields)
-    options.pop("continuous_usage_stats", None)
-    return "stream_options", encode_fields({**options, "include_usage": b"true"})

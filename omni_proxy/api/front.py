@@ -271,14 +271,14 @@ class FrontProtocol(HttpToolsProtocol):
         exchange.path = hot.path
         exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer)
         try:
-            call = self._edge.read(hot, body)
+            call = self._edge.intake.read(hot, body)
         except Rejected as exc:
             self._edge.reject(exchange, exc)
             return
         exchange.call = call
         if self.flow.write_paused:
             self._edge.client_slow(exchange)  # it has not taken the answers before this one
-        self._edge.begin(exchange, call)
+        self._edge.intake.begin(exchange, call)
 
     # ------------------------------------------------------------- the exchange's client
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_proxy.api.edge import _for_worker
+from omni_proxy.api.bodies import for_worker
 from omni_proxy.call import CHAT, COMPLETIONS, Call, append_fields, parse_call
 from omni_proxy.messages import Tokenized
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
@@ -41,7 +41,7 @@ def call(path: str, keep: bool = True) -> Call:
     ],
 )
 def test_ids_go_where_they_are_taken(connector: str, path: str, field: str | None) -> None:
-    sent = _for_worker(call(path), CONNECTORS[connector])
+    sent = for_worker(call(path), CONNECTORS[connector])
     decode = msgspec.json.decode(append_fields(sent, CONNECTORS[connector].decode_fields(sent, ALONE, None)))
     original = msgspec.json.decode(call(path).body)
     assert decode == (original if field is None else {**original, field: [5, 6]})
@@ -52,7 +52,7 @@ def test_ids_go_where_they_are_taken(connector: str, path: str, field: str | Non
 
 def test_without_ids_the_body_stays_byte_for_byte() -> None:
     plain = call(COMPLETIONS, keep=False)
-    assert append_fields(_for_worker(plain, CONNECTORS["omni"]), []) is plain.body
+    assert append_fields(for_worker(plain, CONNECTORS["omni"]), []) is plain.body
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -174,7 +174,7 @@ async def test_while_its_prompt_is_tokenised(start: Start) -> None:
         asked.append(rid)
 
     rig.gateway.front.edge._count_tokens = never
-    rig.gateway.front.edge.serve(ServedModels(others_counted=True))
+    rig.gateway.front.edge.intake.serve(ServedModels(others_counted=True))
     client = await ask(rig)
     await reaches(rig, Stage.TOKENIZING)
     client.reset()
@@ -187,7 +187,7 @@ async def test_a_tokenizer_that_hangs_only_delays(start: Start) -> None:
     rig = await start()
     edge = rig.gateway.front.edge
     edge._count_tokens = lambda rid, call: None
-    edge.serve(ServedModels(others_counted=True))
+    edge.intake.serve(ServedModels(others_counted=True))
     edge._limits = dataclasses.replace(edge._limits, tokenize_s=0.05)
     assert (await rig.chat()).status_code == 200
     await rig.idle()

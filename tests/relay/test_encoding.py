@@ -154,7 +154,7 @@ async def test_an_image_that_cannot_be_encoded_ends_the_request(
     assert (answer.status_code, answer.json()["error"]["code"]) == (seen_status, code)
     assert not rig["p0"].seen
     await rig.idle()
-    assert not rig.gateway.front.edge._encoders._held
+    assert not rig.gateway.front.edge.intake.encoders._held
 
 
 async def test_a_client_that_leaves_ends_the_encoding(start: Start) -> None:
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_ends_the_encoding(start: Start) -> None:
     async with asyncio.timeout(2):
         await seen.gone.wait()
     assert not rig["p0"].seen
-    assert not rig.gateway.front.edge._encoders._held
+    assert not rig.gateway.front.edge.intake.encoders._held
     await rig.idle()
 
 
