@@ -339,6 +339,8 @@ class Scheduling(_Model):
     """Preferred workers by prompt length, the shortest first."""
     overflow_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """A prompt leaves the workers of its bucket for one that would serve it sooner by so much."""
+    elastic_roles: bool = False
+    """Mixed workers prefill or decode, and change sides as the load does; else each does both for its requests."""
     work_weight: Weight = 2.0
     """How much a second of a worker's time counts against a second of waiting."""
     aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = 0

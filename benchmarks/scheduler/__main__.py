@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scheduler passes | compare`: what planning costs, and what each mechanism gains."""
+"""`python -m benchmarks.scheduler passes | compare | elastic`: what planning costs, what each mechanism gains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.scheduler.compare import compare
+from benchmarks.scheduler.elastic import compare_splits
 from benchmarks.scheduler.passes import print_passes
 
 
@@ -19,6 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("passes", help="CPU time of planning")
+    splits = commands.add_parser("elastic", help="mixed workers that change sides, against fixed splits")
+    splits.add_argument("--workers", type=int, default=12)
     chosen = commands.add_parser("compare", help="routers and the scheduler on traces, in the simulator")
     chosen.add_argument("trace", type=Path, nargs="+")
     chosen.add_argument("--load", type=float, action="append", help="may be given several times (0.95)")
@@ -28,6 +31,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "passes":
         print_passes(say)
+        return
+    if options.command == "elastic":
+        compare_splits(options.workers, say)
         return
     for trace in options.trace:
         for load in options.load or [0.95]:

@@ -103,6 +103,8 @@ def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:
     return {
         "name": spec.name,
         "role": spec.role,
+        "current_role": worker.role,
+        "turns_to": worker.turns_to,
         "state": "ejected" if state == "up" and now < worker.ejected_until else state,
         "reason": worker.reason or None,
         "models": spec.models,

@@ -93,6 +93,7 @@ class Board:
         """Send those that wait, as far as there is room. `changed`: something came free, or somebody came."""
         if changed:
             self.planner.changed()
+        self.planner.review(now)
         if not (self.planner.prefill_queue.waits or self.planner.decode_queue.waits):
             return
         for request in self.planner.plan(now):

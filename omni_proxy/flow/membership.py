@@ -31,7 +31,7 @@ def members_changed(board: Board, event: MemberEvent, now: float) -> None:
             board.learner.lost(name, removed=True)
         case _:
             assert_never(event)
-    board.pools.changed()
+    board.planner.members_changed()
     if isinstance(event, WorkerRemoved):
         _forget_handoffs(board, event.name)
     _realign(board, now)

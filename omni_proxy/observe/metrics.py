@@ -107,13 +107,15 @@ class Metrics(Collector):
             "omni_worker_prefill_tokens", "Prompt tokens that the worker has to compute for us.", labels=labels
         )
         kv = GaugeMetricFamily("omni_worker_kv_tokens", "KV tokens that the worker holds for us.", labels=labels)
+        role = GaugeMetricFamily("omni_worker_role", "1: what the worker does now.", labels=labels)
         for worker in self._live.workers():
             key = (worker.spec.name, worker.spec.role.value)
+            role.add_metric((worker.spec.name, worker.role.value), 1)
             up.add_metric(key, int(worker.up and not worker.draining))
             seqs.add_metric(key, worker.seqs)
             prefill.add_metric(key, worker.prefill_tokens)
             kv.add_metric(key, worker.kv_tokens)
-        yield from (up, seqs, prefill, kv)
+        yield from (up, seqs, prefill, kv, role)
 
     def _config_families(self) -> Iterator[Metric]:
         generation, failed = self._tallies.config

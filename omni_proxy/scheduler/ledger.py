@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from random import Random
 
-from omni_proxy.messages import FailureKind, Lease, Leg, WorkerSpec
+from omni_proxy.messages import FailureKind, Lease, Leg, Role, WorkerSpec
 from omni_proxy.scheduler.cost import DecodeCost, PrefillCost
 from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.slow_start import SlowStarts
@@ -101,6 +101,12 @@ class Ledger:
         if load is not None:
             self._slow_starts.end(load)
             self._members_changed()
+
+    def set_role(self, load: WorkerLoad, role: Role) -> None:
+        """A mixed worker stands on this side from now on."""
+        load.role = role
+        load.prefills = role is Role.PREFILL
+        self._members_changed()
 
     def _has_peer(self, load: WorkerLoad, now: float) -> bool:
         """Is another of its role at its full share? Where none is, a slow start would slow everybody down."""

@@ -61,6 +61,7 @@ class WorkerLoad:
         "shared",
         "spec",
         "step_limits",
+        "turns_to",
         "up",
         "weight",
     )
@@ -72,6 +73,8 @@ class WorkerLoad:
         """What was promised to the answers that it makes."""
         self.role = spec.role
         """What it does now; a mixed worker may have been given one of the two sides."""
+        self.turns_to: Role | None = None
+        """The side on which it will stand once it has ended what it has; nothing new until then."""
         self.share = 1.0
         """How much of its weight and of its sequences it gets now; below 1 while it starts slowly."""
         self.describe(spec)
@@ -99,8 +102,8 @@ class WorkerLoad:
         """Take over a description."""
         self.spec = spec
         self.name = spec.name
-        if spec.role is not Role.MIXED or self.role is Role.MIXED:
-            self.role = spec.role
+        if spec.role is not Role.MIXED:
+            self.role, self.turns_to = spec.role, None
         self.prefills = self.role is Role.PREFILL
         self.set_share(self.share, spec.max_seqs)
 
@@ -111,6 +114,11 @@ class WorkerLoad:
         weight = self.spec.weight * share
         self.weight = weight if LEAST_WEIGHT <= weight < inf else LEAST_WEIGHT
 
+    @property
+    def takes_work(self) -> bool:
+        """Is it up, and neither draining nor on its way to another side?"""
+        return self.up and not self.draining and self.turns_to is None
+
     def usable(self, now: float) -> bool:
         """May it get new work? An ejected worker may not, unless every other is ejected too."""
-        return self.up and not self.draining and now >= self.ejected_until
+        return self.takes_work and now >= self.ejected_until

@@ -24,6 +24,7 @@ from omni_proxy.scheduler.pools import Pools, domain_of
 from omni_proxy.scheduler.prefill import Choice, PrefillPlan
 from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.registry import make_lineup
+from omni_proxy.scheduler.roles import Roles
 from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.scheduler.targets import Targets
 
@@ -47,6 +48,7 @@ class Planner:
         index = NoIndex() if index is None else index
         self._booking = Booking(ledger, self.learning, Targets(settings))
         self._pairs = Pairs(self._booking, pools)
+        self._roles = Roles(ledger, self.prefill_queue, self.decode_queue)
         self.answers = AnswerPlan(self._booking, pools, self.decode_queue, index)
         self._lineup = make_lineup(settings)
         self.prefill = PrefillPlan(
@@ -59,10 +61,10 @@ class Planner:
             self._pairs,
             self._grant_prefill,
         )
-        self.configure(settings)
         self._changed = False
         """Has anything happened since the last walk that could let one of those that wait go?"""
         self._opening: float | None = None
+        self.configure(settings)
 
     def configure(self, settings: SchedulingSettings) -> None:
         """Use these settings from now on."""
@@ -72,7 +74,20 @@ class Planner:
         self.answers.configure(settings, buckets)
         self._lineup = make_lineup(settings)
         self.prefill.configure(self._lineup, settings.work_weight)
+        self._roles.configure(settings.elastic_roles, settings.tpot_limit_s)
+        self.pools.changed()
         self._changed = True
+
+    def members_changed(self) -> None:
+        """A member came, went or changed."""
+        self._roles.members_changed()
+        self.pools.changed()
+
+    def review(self, now: float) -> None:
+        """Let mixed workers change sides where that is due."""
+        if self._roles.elastic and self._roles.review(now):
+            self.pools.changed()
+            self._changed = True
 
     def place_at_once(self, request: Request, now: float) -> bool:
         """Grant leases to a request that has not lined up yet, as `plan` would if it was the last in its queue.
@@ -181,7 +196,7 @@ class Planner:
 
     def drain_s(self, now: float) -> float:
         """How long the prefill workers should take for all that waits by now; 0 where there are none."""
-        queue, workers = self.prefill_queue, [w for w in self.ledger if w.prefills and w.up]
+        queue, workers = self.prefill_queue, [w for w in self.ledger if w.prefills and w.takes_work]
         if not queue.waits or not workers:
             return 0.0
         mean = queue.tokens // len(queue)

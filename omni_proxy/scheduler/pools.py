@@ -127,7 +127,7 @@ class Pools:
 
 
 def _able(workers: Iterable[WorkerLoad], mode: Mode, role: Role | None) -> tuple[WorkerLoad, ...]:
-    return tuple(w for w in workers if mode in w.spec.modes and role in (None, w.spec.role))
+    return tuple(w for w in workers if mode in w.spec.modes and role in (None, w.role))
 
 
 def _alone(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
@@ -140,7 +140,7 @@ def _alone(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
 
 
 def _usable(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:
-    return tuple(w for w in workers if w.up and not w.draining)
+    return tuple(w for w in workers if w.takes_work)
 
 
 def _primary(workers: Iterable[WorkerLoad]) -> tuple[WorkerLoad, ...]:

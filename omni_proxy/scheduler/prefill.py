@@ -245,7 +245,7 @@ class PrefillPlan:
                 continue
             if at > now:
                 first = min(first, at)
-            elif now >= worker.ejected_until and worker.up and not worker.draining:
+            elif worker.usable(now):
                 another = True
         if another:  # whoever waits for a worker that is late may go there
             for worker in self._ledger:
@@ -262,7 +262,7 @@ def _last_granted(worker: WorkerLoad) -> int:
 
 def is_open(worker: WorkerLoad, now: float, lead_s: float) -> bool:
     """Can it take a prompt now, as far as time and sequences go? `lead_s`: how much work may be sent ahead."""
-    if not worker.up or worker.draining or worker.seqs + worker.other_seqs >= worker.max_seqs:
+    if not worker.takes_work or worker.seqs + worker.other_seqs >= worker.max_seqs:
         return False
     at = worker.backlog.opens_at(now, lead_s)
     return at is not None and at <= now

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from omni_proxy.lifecycle.request import Request
 
@@ -18,6 +19,10 @@ Line = tuple[str, ...]
 
 Rank = Callable[[Request], tuple[int, float, int]]
 """The lowest goes first; unique among those that wait."""
+
+
+RANKED: Final = 64
+"""So many at the head of a line are compared."""
 
 
 class _Wait(NamedTuple):
@@ -85,7 +90,9 @@ class WaitingQueue:
         return [request for row in self._lines.values() for request in row.values()]
 
     def fronts(self, rank: Rank | None = None) -> Iterator[Request]:
-        """The first of each line, by the least `rank` where one is given; the line that has waited longest first.
+        """The first of each line, by the least `rank` among its oldest where one is given.
+
+        The line that has waited longest comes first.
 
         When the caller removes the request that it was given, the next of that line gets its turn; otherwise the line
         is left. Longest waiting first keeps one model from starving another that shares its workers.
@@ -106,7 +113,7 @@ class WaitingQueue:
         row = self._lines[line]
         if rank is None or len(row) == 1:
             return next(iter(row.values()))
-        return min(row.values(), key=rank)
+        return min(islice(row.values(), RANKED), key=rank)
 
     def head(self, line: Line) -> Request | None:
         """The request that has waited longest in a line."""

@@ -45,6 +45,8 @@ class SchedulingSettings:
     """Preferred workers by prompt length, in order of length."""
     overflow_s: float = 1.0
     """A prompt leaves the workers of its bucket for one that is better by so much."""
+    elastic_roles: bool = False
+    """Mixed workers stand on one side each, and change it as the load does."""
     work_weight: float = 2.0
     """How much a second of work counts against a second of one's own waiting: work delays those behind, too."""
     model_modes: Mapping[str, str] = field(default_factory=dict)

@@ -36,6 +36,10 @@ class SyntheticSpec:
     """Tokens of a shared prefix (`prefixes`), or of the system prompt (`turns`)."""
     turns: float = 4.0
     """Mean turns of one session (`turns`)."""
+    phase: float = 60.0
+    """Seconds after which the load changes (`shift`)."""
+    swing: float = 4.0
+    """Prompts are so many times longer and answers shorter than the medians, then the reverse (`shift`)."""
     think: float = 5.0
     """Mean seconds between the end of a turn and the next (`turns`)."""
 
@@ -104,6 +108,16 @@ def _bursts(spec: SyntheticSpec, chance: random.Random) -> Iterator[SimRequest]:
             yield SimRequest(instant, prompt, _length(spec.output, spec, chance), keys.blocks(prompt))
 
 
+def _shift(spec: SyntheticSpec, chance: random.Random) -> Iterator[SimRequest]:
+    """Long prompts with short answers and short prompts with long answers, in turn."""
+    keys, at = _Keys(), 0.0
+    for _ in range(spec.requests):
+        at += chance.expovariate(spec.rate)
+        swing = spec.swing if int(at / spec.phase) % 2 == 0 else 1 / spec.swing
+        prompt = _length(spec.prompt * swing, spec, chance)
+        yield SimRequest(at, prompt, _length(spec.output / swing, spec, chance), keys.blocks(prompt))
+
+
 def _prefixes(spec: SyntheticSpec, chance: random.Random) -> Iterator[SimRequest]:
     """Each prompt is one of some long prefixes (system prompts, documents) and a part of its own."""
     keys, at = _Keys(), 0.0
@@ -144,6 +158,7 @@ def _length(median: float, spec: SyntheticSpec, chance: random.Random) -> int:
 KINDS: Final[Mapping[str, Callable[[SyntheticSpec, random.Random], Iterator[SimRequest]]]] = {
     "poisson": _poisson,
     "bursts": _bursts,
+    "shift": _shift,
     "prefixes": _prefixes,
     "turns": _turns,
 }

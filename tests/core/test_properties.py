@@ -47,7 +47,7 @@ from omni_proxy.messages import (
 )
 from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.registry import ORDERS
-from omni_proxy.scheduler.settings import SchedulingSettings
+from omni_proxy.scheduler.settings import LengthBucket, SchedulingSettings
 from tests.core.steps import assert_idle, spec
 
 pytestmark = pytest.mark.timeout(1800)  # for the thorough profile; the default one takes seconds
@@ -85,8 +85,10 @@ def _worker(a: int, b: int) -> WorkerSpec:
 class Audit:
     """Watches effects as the edge would carry them out, and complains about those that make no sense."""
 
-    def __init__(self, aggregated: bool) -> None:
+    def __init__(self, aggregated: bool, elastic: bool) -> None:
         self.aggregated = aggregated
+        self.elastic = (Role.MIXED,) if elastic else ()
+        """Roles that may stand for one of the two sides."""
         self.open: set[str] = set()
         self.alone: set[str] = set()
         """Requests that one worker does by itself: they ask for it, or their handoff was missed."""
@@ -131,13 +133,13 @@ class Audit:
             case Tokenize(rid):
                 assert rid in self.open
             case StartPrefill(lease):
-                assert self._start(lease).role is Role.PREFILL
+                assert self._start(lease).role in (Role.PREFILL, *self.elastic)
                 assert lease.leg is Leg.PREFILL
             case StartDecode(lease, peer):
                 role = self._start(lease).role
                 assert lease.leg is Leg.DECODE
                 alone = role is Role.MIXED or self.aggregated or lease.rid in self.alone
-                assert role is Role.DECODE if peer is not None else alone
+                assert role in (Role.DECODE, *self.elastic) if peer is not None else alone
             case Abort(lease):
                 assert self.live.pop(lease, None) is not None, f"{lease} is aborted but does not run"
             case Close():
@@ -178,7 +180,8 @@ class World:
             retries=RetryPolicy(max_retries=2),
         )
         self.core = Core(settings)
-        self.audit = Audit(mode is Mode.AGGREGATED or scheduling.aggregate_below_tokens != 0)
+        aggregated = mode is Mode.AGGREGATED or scheduling.aggregate_below_tokens != 0 or scheduling.elastic_roles
+        self.audit = Audit(aggregated, scheduling.elastic_roles)
         self.now = 0.0
         self.arrived = 0
         self.trace: list[list[Effect]] = []
@@ -308,6 +311,11 @@ SCHEDULINGS = [
     SchedulingSettings(order, starvation_timeout_s=5.0, fair_tenants=number % 2 == 1, aggregate_below_tokens=below)
     for number, order in enumerate(ORDERS)
     for below in (0, None, 60)
+] + [
+    SchedulingSettings(elastic_roles=True, tpot_limit_s=0.016, aggregate_below_tokens=None),
+    SchedulingSettings(
+        elastic_roles=True, length_buckets=(LengthBucket(60, ("w0", "w1")), LengthBucket(None, ("w2",)))
+    ),
 ]
 
 
