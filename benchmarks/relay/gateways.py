@@ -47,21 +47,21 @@ def _floor(place: Place) -> list[str]:
     return [str(compile_tool("floor")), str(place.port), *map(str, place.decode)]
 
 
-def nginx_config(place: Place) -> str:
-    """Plain balancing over the decode workers, with the settings that streams need."""
-    servers = " ".join(f"server 127.0.0.1:{port};" for port in place.decode)
+def nginx_config(port: int, workers: Sequence[int], folder: Path, processes: int = 1, method: str = "") -> str:
+    """Plain balancing over some workers, with the settings that streams need. `method`: `least_conn;` or the like."""
+    servers = " ".join(f"server 127.0.0.1:{worker};" for worker in workers)
     temp = "".join(
-        f"{kind}_temp_path {place.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    return f"""daemon off; worker_processes {place.processes}; pid {place.folder}/pid;
-error_log {place.folder}/error.log;
+    return f"""daemon off; worker_processes {processes}; pid {folder}/pid;
+error_log {folder}/error.log;
 events {{ worker_connections 16384; }}
 http {{
-  access_log {place.folder}/access.log; {temp}
-  client_max_body_size 64m; client_body_buffer_size 128k;
-  upstream workers {{ {servers} keepalive 512; }}
+  access_log {folder}/access.log; {temp}
+  client_max_body_size 64m; client_body_buffer_size 1m;
+  upstream workers {{ {method} {servers} keepalive 512; }}
   server {{
-    listen 127.0.0.1:{place.port} backlog=4096;
+    listen 127.0.0.1:{port} backlog=4096;
     location / {{
       proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection "";
       proxy_buffering off; proxy_read_timeout 3600s;
@@ -71,43 +71,38 @@ http {{
 """
 
 
-def _nginx(place: Place) -> list[str]:
+def nginx_command(folder: Path, config: str) -> list[str]:
+    """Starts nginx with a config of its own. Raises Missing."""
     program = find_program("nginx", "nginx-light")
-    config = place.folder / "nginx.conf"
-    config.write_text(nginx_config(place))
-    return [program, "-p", str(place.folder), "-e", f"{place.folder}/start.log", "-c", str(config)]
+    path = folder / "nginx.conf"
+    path.write_text(config)
+    return [program, "-p", str(folder), "-e", f"{folder}/start.log", "-c", str(path)]
 
 
-def _workers(place: Place, *bootstrap: str) -> list[str]:
-    args: list[str] = []
-    for port in place.prefill:
-        args += ["--prefill", f"http://127.0.0.1:{port}", *bootstrap]
-    for port in place.decode:
-        args += ["--decode", f"http://127.0.0.1:{port}"]
-    return args
+def _nginx(place: Place) -> list[str]:
+    return nginx_command(place.folder, nginx_config(place.port, place.decode, place.folder, place.processes))
 
 
-def _listen(place: Place) -> list[str]:
-    at = ["--host", "127.0.0.1", "--port", str(place.port)]
-    return [*at, "--prometheus-host", "127.0.0.1", "--prometheus-port", str(place.metrics_port)]
-
-
-def _vllm_router(*policy: str) -> Callable[[Place], list[str]]:
-    def command(place: Place) -> list[str]:
-        program = peer_program(*VLLM_ROUTER)
-        mode = ["--vllm-pd-disaggregation", *_workers(place), *policy]
-        return [program, *_listen(place), *mode]
-
-    return command
-
-
-def _sglang_router(*policy: str) -> Callable[[Place], list[str]]:
-    def command(place: Place) -> list[str]:
-        program = peer_program(*SGLANG_ROUTER)
-        mode = ["--pd-disaggregation", *_workers(place, _BOOTSTRAP_PORT), *policy]
-        return [program, "launch", *_listen(place), *mode]
-
-    return command
+def rust_router(
+    name: str,
+    port: int,
+    metrics_port: int,
+    prefill: Sequence[tuple[int, str]],
+    decode: Sequence[int],
+    policy: str | None,
+) -> list[str]:
+    """The command of vllm-router or sglang-router in PD mode. `prefill`: ports with bootstrap ports, which only the
+    second takes. No policy: its default. Raises Missing."""
+    sglang = name == SGLANG_ROUTER[0]
+    program = peer_program(*(SGLANG_ROUTER if sglang else VLLM_ROUTER))
+    args = [program, "launch", "--pd-disaggregation"] if sglang else [program, "--vllm-pd-disaggregation"]
+    args += ["--host", "127.0.0.1", "--port", str(port)]
+    args += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+    for worker, bootstrap in prefill:
+        args += ["--prefill", f"http://127.0.0.1:{worker}", *([bootstrap] if sglang else [])]
+    for worker in decode:
+        args += ["--decode", f"http://127.0.0.1:{worker}"]
+    return args if policy is None else [*args, "--policy", policy]
 
 
 def _omni(place: Place) -> list[str]:
@@ -121,7 +116,13 @@ def _omni(place: Place) -> list[str]:
     return [str(Path(sys.executable).with_name("omni-proxy")), "serve", "-c", str(config)]
 
 
-_ROUND_ROBIN: Final = ("--policy", "round_robin")
+def _rust(name: str, policy: str | None) -> Callable[[Place], list[str]]:
+    def command(place: Place) -> list[str]:
+        prefill = [(port, _BOOTSTRAP_PORT) for port in place.prefill]
+        return rust_router(name, place.port, place.metrics_port, prefill, place.decode, policy)
+
+    return command
+
 
 GATEWAYS: Final = (
     Gateway("relay of bytes, no HTTP, no PD", "floor", _floor, pd=False, extra=True),
@@ -129,25 +130,25 @@ GATEWAYS: Final = (
     Gateway(
         f"vllm-router {VLLM_ROUTER[1]}, PD, round robin",
         "vllm-router",
-        _vllm_router(*_ROUND_ROBIN),
+        _rust("vllm-router", "round_robin"),
         yardstick=True,
     ),
     Gateway(
         f"vllm-router {VLLM_ROUTER[1]}, PD, cache_aware (its default)",
         "vllm-router",
-        _vllm_router(),
+        _rust("vllm-router", None),
         extra=True,
     ),
     Gateway(
         f"sglang-router {SGLANG_ROUTER[1]}, PD, round robin",
         "sglang-router",
-        _sglang_router(*_ROUND_ROBIN),
+        _rust("sglang-router", "round_robin"),
         yardstick=True,
     ),
     Gateway(
         f"sglang-router {SGLANG_ROUTER[1]}, PD, cache_aware (its default)",
         "sglang-router",
-        _sglang_router(),
+        _rust("sglang-router", None),
         extra=True,
     ),
     Gateway("omni proxy, PD", "omni", _omni),

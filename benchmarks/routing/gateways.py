@@ -13,8 +13,8 @@ from typing import Final
 
 import yaml
 
-from benchmarks.relay.build import Missing, find_program, peer_program
-from benchmarks.relay.gateways import SGLANG_ROUTER, VLLM_ROUTER
+from benchmarks.relay.build import Missing
+from benchmarks.relay.gateways import nginx_command, nginx_config, rust_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,59 +53,17 @@ class Gateway:
     pd: bool = True
 
 
-def nginx_config(place: Place) -> str:
-    """Least connections over all workers, each of which then does both; with the settings that streams need."""
-    servers = " ".join(f"server 127.0.0.1:{worker.port};" for worker in place.workers)
-    temp = "".join(
-        f"{kind}_temp_path {place.folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    return f"""daemon off; worker_processes 1; pid {place.folder}/pid;
-error_log {place.folder}/error.log;
-events {{ worker_connections 16384; }}
-http {{
-  access_log {place.folder}/access.log; {temp}
-  client_max_body_size 64m; client_body_buffer_size 1m;
-  upstream workers {{ least_conn; {servers} keepalive 512; }}
-  server {{
-    listen 127.0.0.1:{place.port} backlog=4096;
-    location / {{
-      proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_read_timeout 3600s;
-    }}
-  }}
-}}
-"""
-
-
 def _nginx(place: Place) -> list[str]:
-    program = find_program("nginx", "nginx-light")
-    config = place.folder / "nginx.conf"
-    config.write_text(nginx_config(place))
-    return [program, "-p", str(place.folder), "-e", f"{place.folder}/start.log", "-c", str(config)]
+    """Least connections over all workers, each of which then does both."""
+    ports = [worker.port for worker in place.workers]
+    return nginx_command(place.folder, nginx_config(place.port, ports, place.folder, method="least_conn;"))
 
 
-def _rust_router(place: Place, policy: str, bootstrap: bool) -> list[str]:
-    args = ["--host", "127.0.0.1", "--port", str(place.port)]
-    args += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(place.metrics_port)]
-    for worker in place.of("prefill"):
-        args += ["--prefill", f"http://127.0.0.1:{worker.port}"]
-        if bootstrap:
-            args.append(str(worker.bootstrap_port))
-    for worker in place.of("decode"):
-        args += ["--decode", f"http://127.0.0.1:{worker.port}"]
-    return [*args, "--policy", policy]
-
-
-def _vllm_router(policy: str) -> Callable[[Place], list[str]]:
+def _rust(name: str, policy: str) -> Callable[[Place], list[str]]:
     def command(place: Place) -> list[str]:
-        return [peer_program(*VLLM_ROUTER), "--vllm-pd-disaggregation", *_rust_router(place, policy, False)]
-
-    return command
-
-
-def _sglang_router(policy: str) -> Callable[[Place], list[str]]:
-    def command(place: Place) -> list[str]:
-        return [peer_program(*SGLANG_ROUTER), "launch", "--pd-disaggregation", *_rust_router(place, policy, True)]
+        prefill = [(worker.port, str(worker.bootstrap_port)) for worker in place.of("prefill")]
+        decode = [worker.port for worker in place.of("decode")]
+        return rust_router(name, place.port, place.metrics_port, prefill, decode, policy)
 
     return command
 
@@ -147,13 +105,13 @@ def _omni(policy: str) -> Callable[[Place], list[str]]:
 
 GATEWAYS: Final = (
     Gateway("omni-proxy", "omni", _omni("apc")),
-    Gateway("vllm-router cache_aware", "vllm-router", _vllm_router("cache_aware")),
-    Gateway("vllm-router consistent_hash", "vllm-router", _vllm_router("consistent_hash")),
-    Gateway("vllm-router power_of_two", "vllm-router", _vllm_router("power_of_two")),
-    Gateway("vllm-router round_robin", "vllm-router", _vllm_router("round_robin")),
-    Gateway("sglang-router cache_aware", "sglang-router", _sglang_router("cache_aware")),
-    Gateway("sglang-router power_of_two", "sglang-router", _sglang_router("power_of_two")),
-    Gateway("sglang-router round_robin", "sglang-router", _sglang_router("round_robin")),
+    Gateway("vllm-router cache_aware", "vllm-router", _rust("vllm-router", "cache_aware")),
+    Gateway("vllm-router consistent_hash", "vllm-router", _rust("vllm-router", "consistent_hash")),
+    Gateway("vllm-router power_of_two", "vllm-router", _rust("vllm-router", "power_of_two")),
+    Gateway("vllm-router round_robin", "vllm-router", _rust("vllm-router", "round_robin")),
+    Gateway("sglang-router cache_aware", "sglang-router", _rust("sglang-router", "cache_aware")),
+    Gateway("sglang-router power_of_two", "sglang-router", _rust("sglang-router", "power_of_two")),
+    Gateway("sglang-router round_robin", "sglang-router", _rust("sglang-router", "round_robin")),
     Gateway("nginx least_conn, no PD", "nginx", _nginx, pd=False),
 )
 FAMILIES: Final = tuple(dict.fromkeys(gateway.family for gateway in GATEWAYS))
