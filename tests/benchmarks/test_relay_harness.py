@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -45,8 +46,8 @@ class TestProc:
         assert procs.parse_busy_ticks("cpu0 1 2 3 1000 500 4 5 6 0 0") == 21
 
     def test_clock_of_another_process_is_its_cpu_time(self) -> None:
-        own = time.process_time_ns()
-        # The kernel books what a running process used a tick later.
+        reaped = resource.getrusage(resource.RUSAGE_CHILDREN)  # what other tests had compiled
+        own = time.process_time_ns() + int((reaped.ru_utime + reaped.ru_stime) * 1e9)
         assert own - 100_000_000 <= procs.cpu_ns([os.getpid()]) <= own + 1_000_000_000
 
     @pytest.mark.slow
