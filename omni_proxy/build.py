@@ -131,7 +131,7 @@ class Scheduling:
     async def _remove_when_idle(self, name: str) -> None:
         while self.membership.is_leaving(name):
             loads = [w for w in self.core.workers() if name in (w.spec.name, w.spec.endpoint)]
-            if all(load.seqs == 0 and load.kv_tokens == 0 for load in loads):
+            if all(load.seqs == 0 and load.kv_tokens == load.stranded_tokens for load in loads):
                 self.membership.remove(name)
                 return
             await asyncio.sleep(DRAIN_LOOK_S)

@@ -201,6 +201,8 @@ class Worker(_Model):
     models: tuple[ModelName, ...] | dict[ModelName, ModelName] | None = None
     """What it serves: names, or the gateway's names with the worker's own behind them."""
     group: str = ""
+    kv_lease_s: PositiveSeconds | None = None
+    """How long it keeps KV that nobody pulls, as it was started with; null: what is usual for its connector."""
     max_seqs: Annotated[int, Field(ge=1)] = 32
     max_batch_tokens: Annotated[int, Field(ge=1)] = 32_000
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0

@@ -15,6 +15,7 @@ from omni_proxy.apc.index import PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.flow.board import WAITING, Board, live_leases
 from omni_proxy.flow.failing import decode_broke, leg_failed
+from omni_proxy.flow.handoffs import await_decode, drop_stale
 from omni_proxy.flow.membership import members_changed, what_is_missing
 from omni_proxy.flow.settings import CoreSettings, settings_from
 from omni_proxy.lifecycle.request import Request
@@ -72,6 +73,7 @@ class Core:
         effects: list[Effect] = []
         board.effects = effects
         board.now = now
+        drop_stale(board, now)
         match event:
             case Arrived():
                 self._arrived(event, now)
@@ -112,10 +114,11 @@ class Core:
     def next_wakeup(self) -> float | None:
         """The instant at which the core wants a `Tick`, or None."""
         prefill, decode = self._board.queues()
+        freed = self._board.ledger.next_expiry()
         if not (prefill.waits or decode.waits):
-            return None
+            return freed
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
-        instants = (prefill.next_deadline(), decode.next_deadline(), self._board.planner.next_wakeup())
+        instants = (prefill.next_deadline(), decode.next_deadline(), self._board.planner.next_wakeup(), freed)
         return min((at for at in instants if at is not None), default=None)
 
     # ------------------------------------------------------------------- questions
@@ -256,15 +259,8 @@ class Core:
         elif not board.ledger.is_member(worker):
             board.start_over(request, now)
         else:
-            self._await_decode(request, event.lease.worker, now)
+            await_decode(board, request, event.lease.worker, now)
         board.plan(now)
-
-    def _await_decode(self, request: Request, prefill: str, now: float) -> None:
-        board = self._board
-        request.handoff_from = prefill
-        board.ledger.hold(request.rid, prefill, request.prompt_tokens)
-        request.move(On.PREFILL_DONE, now)
-        board.line_up(request, now, now + board.settings.queue_timeout_s)
 
     def _handoff_missed(self, request: Request, now: float) -> None:
         """P gave nothing to pull: somebody who can do both starts anew, which costs time and is always right."""
@@ -334,10 +330,11 @@ class Core:
 
     def _tick(self, now: float) -> None:
         board = self._board
+        freed = board.ledger.expire(now)
         for queue in board.queues():
             while (rid := queue.overdue(now)) is not None:
                 self._give_up(board.requests[rid], now)
-        board.plan(now, changed=False)
+        board.plan(now, changed=freed)
 
     def _give_up(self, request: Request, now: float) -> None:
         board = self._board

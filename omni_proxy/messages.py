@@ -127,6 +127,10 @@ class WorkerSpec(Struct, frozen=True):
     kv_capacity_tokens: int | None = None
     handoff_reusable: bool = False
     """Another D may be tried with the same KV parameters after one failed before its first byte."""
+    kv_lease_s: float | None = None
+    """How long a prefill worker keeps KV that nobody pulls; None: nobody knows."""
+    releases_kv: bool = False
+    """It frees such KV when it is told that nobody will come."""
     weight: float = 1.0
     backup: bool = False
     """Gets work only where no other can."""

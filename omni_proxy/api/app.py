@@ -120,6 +120,7 @@ def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:
         "max_sequences": worker.max_seqs,
         "prefill_tokens": worker.prefill_tokens,
         "kv_tokens": worker.kv_tokens,
+        "stranded_kv_tokens": worker.stranded_tokens,
         "prefill_free_s": round(worker.backlog.free_at(now) - now, 3),
         "prefill_cost": _fit(worker.backlog.cost.fit, ("prompt_s", "token_s", "pair_s")),
         "decode_cost": _fit(worker.decoding.cost.fit, ("step_s", "sequence_s", "kv_token_s")),

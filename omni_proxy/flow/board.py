@@ -154,9 +154,18 @@ class Board:
         elif request.stage in (Stage.PREFILL_SCHEDULED, Stage.DECODE_SCHEDULED):
             request.move(On.SENT, now)
 
+    def give_up_kv(self, request: Request, now: float) -> None:
+        """Nobody will pull what P keeps for this request: it is freed by a call, or stays load until the lease ends."""
+        worker = None if request.handoff_from is None else self.ledger.get(request.handoff_from)
+        freed_at = request.handoff_freed_at
+        if worker is None or worker.spec.releases_kv or freed_at is None or freed_at <= now:
+            self.ledger.drop_hold(request.rid)
+        else:
+            self.ledger.strand(request.rid, freed_at)
+
     def start_over(self, request: Request, now: float) -> None:
         """Line up again from the beginning, in front; the KV of earlier attempts is given up."""
-        self.ledger.drop_hold(request.rid)
+        self.give_up_kv(request, now)
         request.start_over()
         self.enqueue(request, now, retry=True)
 
@@ -185,7 +194,10 @@ class Board:
         if waited:
             self.planner.leave(request)
         self.drop_leases(request, keep=failed)
-        self.ledger.drop_hold(request.rid)
+        if on is On.COMPLETED:
+            self.ledger.drop_hold(request.rid)
+        else:
+            self.give_up_kv(request, now)
         del self.requests[request.rid]
         outcome = _OUTCOMES[on]
         record = request.record(outcome, error, detail)

@@ -6,6 +6,7 @@ Whether another attempt is right is `lifecycle.retries`' judgement; this module 
 from __future__ import annotations
 
 from omni_proxy.flow.board import Board
+from omni_proxy.flow.handoffs import is_stale, wait_for_decode
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.retries import Verdict, error_of
 from omni_proxy.lifecycle.stages import On
@@ -70,8 +71,8 @@ def _retry(board: Board, request: Request, lease: Lease, verdict: Verdict, failu
     request.avoid = request.avoid | {lease.worker}
     if failure.kind in (FailureKind.CONNECT, FailureKind.CLOSED):  # behind one address: gone together
         request.avoid = request.avoid | board.ledger.ranks_beside(lease.worker)
-    if verdict is Verdict.DECODE_AGAIN:
+    if verdict is Verdict.DECODE_AGAIN and not is_stale(request, now):
         request.move(On.DECODE_RETRIED, now)
-        board.line_up(request, now, now + board.settings.queue_timeout_s, first=True)
+        wait_for_decode(board, request, now, first=True)
     else:
         board.start_over(request, now)

@@ -46,7 +46,9 @@ class Request:
         "decode_lease",
         "due_at",
         "first_token_at",
+        "handoff_freed_at",
         "handoff_from",
+        "handoff_until",
         "marks",
         "matched_at",
         "mode",
@@ -82,6 +84,10 @@ class Request:
         self.decode_lease: Lease | None = None
         self.handoff_from: str | None = None
         """The P whose KV this request may pull; None: no handoff is waiting."""
+        self.handoff_until: float | None = None
+        """From this instant on that KV must not be asked for; None: it is not known when P frees it."""
+        self.handoff_freed_at: float | None = None
+        """When P frees it, if nobody comes."""
         self.prompt_tokens = spec.prompt_tokens
         self.block_keys: tuple[int, ...] = ()
         self.cached: Mapping[str, int] = {}
@@ -143,7 +149,7 @@ class Request:
 
         What was found cached of the prompt that the client sent stands once a part of the answer has been shown.
         """
-        self.handoff_from = None
+        self.handoff_from = self.handoff_until = self.handoff_freed_at = None
         self.prefill_done_at = None
         if not self.resumes:
             self.cached_tokens = None

@@ -108,6 +108,9 @@ class Metrics(Collector):
         )
         kv = GaugeMetricFamily("omni_worker_kv_tokens", "KV tokens that the worker holds for us.", labels=labels)
         role = GaugeMetricFamily("omni_worker_role", "1: what the worker does now.", labels=labels)
+        stranded = GaugeMetricFamily(
+            "omni_worker_stranded_kv_tokens", "KV tokens that it keeps though nobody will pull them.", labels=labels
+        )
         for worker in self._live.workers():
             key = (worker.spec.name, worker.spec.role.value)
             role.add_metric((worker.spec.name, worker.role.value), 1)
@@ -115,7 +118,8 @@ class Metrics(Collector):
             seqs.add_metric(key, worker.seqs)
             prefill.add_metric(key, worker.prefill_tokens)
             kv.add_metric(key, worker.kv_tokens)
-        yield from (up, seqs, prefill, kv, role)
+            stranded.add_metric(key, worker.stranded_tokens)
+        yield from (up, seqs, prefill, kv, role, stranded)
 
     def _config_families(self) -> Iterator[Metric]:
         generation, failed = self._tallies.config

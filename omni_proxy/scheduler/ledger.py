@@ -7,6 +7,7 @@ of a request may try.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 from math import inf
 from random import Random
@@ -34,6 +35,9 @@ class Ledger:
         self._workers: dict[str, WorkerLoad] = {}
         self._grants: dict[Lease, _Grant] = {}
         self._holds: dict[str, _Grant] = {}
+        self._stranded: list[tuple[float, int, _Grant]] = []
+        """A heap: KV that nobody will pull, by the instant at which its worker frees it."""
+        self._strandings = 0
         self._clock = 0
         self.trusted_from = 0.0
         """From this instant on no worker is ejected."""
@@ -185,6 +189,28 @@ class Ledger:
         if grant is not None:
             grant.worker.kv_tokens -= grant.kv_tokens
 
+    def strand(self, rid: str, until: float) -> None:
+        """Nobody will pull this KV, and its worker does not know: it is load until the worker's lease on it ends."""
+        grant = self._holds.pop(rid, None)
+        if grant is not None:
+            grant.worker.stranded_tokens += grant.kv_tokens
+            self._strandings += 1
+            heapq.heappush(self._stranded, (until, self._strandings, grant))
+
+    def expire(self, now: float) -> bool:
+        """Take off what workers have freed by now; True when it was anything."""
+        some = False
+        while self._stranded and self._stranded[0][0] <= now:
+            grant = heapq.heappop(self._stranded)[2]
+            grant.worker.stranded_tokens -= grant.kv_tokens
+            grant.worker.kv_tokens -= grant.kv_tokens
+            some = True
+        return some
+
+    def next_expiry(self) -> float | None:
+        """The next instant at which a worker frees KV that nobody pulls, or None."""
+        return self._stranded[0][0] if self._stranded else None
+
     # ----------------------------------------------------------- passive health
 
     def failed(self, load: WorkerLoad, kind: FailureKind, now: float) -> bool:
@@ -262,6 +288,8 @@ class Ledger:
             holds = [g for g in self._holds.values() if g.worker is load]
             assert load.seqs == len(grants), f"{load.spec.name}: {load.seqs} sequences, {len(grants)} leases"
             assert load.prefill_tokens == sum(g.prefill_tokens for g in grants), load.spec.name
-            assert load.kv_tokens == sum(g.kv_tokens for g in (*grants, *holds)), load.spec.name
+            stranded = [g for _, _, g in self._stranded if g.worker is load]
+            assert load.stranded_tokens == sum(g.kv_tokens for g in stranded), load.spec.name
+            assert load.kv_tokens == sum(g.kv_tokens for g in (*grants, *holds, *stranded)), load.spec.name
         for lease in self._grants:
             assert lease.leg in (Leg.PREFILL, Leg.DECODE)

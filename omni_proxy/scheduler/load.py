@@ -61,6 +61,7 @@ class WorkerLoad:
         "shared",
         "spec",
         "step_limits",
+        "stranded_tokens",
         "turns_to",
         "up",
         "weight",
@@ -87,6 +88,8 @@ class WorkerLoad:
         """Prompt tokens that we wait for it to compute."""
         self.kv_tokens = 0
         """Tokens of KV cache that it holds for us: decoding, or kept for a pull."""
+        self.stranded_tokens = 0
+        """Those of them that nobody will pull and that it keeps until its lease on them ends."""
         self.seqs = 0
         self.other_seqs = 0
         """What other gateways were last known to hold there; the ledger's own counts are without it."""

@@ -10,6 +10,7 @@ from msgspec import Raw
 from omni_proxy.config import Worker, WorkerTls
 from omni_proxy.messages import WorkerSpec
 from omni_proxy.tls import ClientFiles
+from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.facts import Facts
 from omni_proxy.workers.member import Member
@@ -80,6 +81,8 @@ def specs(worker: Worker, connector: str, said: Description) -> list[WorkerSpec]
             kv_capacity_tokens=said.kv_capacity_tokens,
             block_tokens=said.block_tokens,
             handoff_reusable=spoken is not None and spoken.handoff_reusable,
+            kv_lease_s=_kv_lease_s(worker, spoken),
+            releases_kv=spoken is not None and spoken.releases_kv,
             weight=worker.weight,
             backup=worker.backup,
             slow_start_s=worker.slow_start_s,
@@ -90,6 +93,12 @@ def specs(worker: Worker, connector: str, said: Description) -> list[WorkerSpec]
         )
         for name in rank_names(worker.name, size)
     ]
+
+
+def _kv_lease_s(worker: Worker, spoken: Connector | None) -> float | None:
+    if worker.kv_lease_s is not None or spoken is None:
+        return worker.kv_lease_s
+    return spoken.kv_lease_s
 
 
 def client_files(worker: Worker) -> ClientFiles | None:

@@ -78,6 +78,8 @@ def _worker(a: int, b: int) -> WorkerSpec:
         max_model_len=(None, None, 200)[b % 3],
         kv_capacity_tokens=(None, 600)[b % 2],
         handoff_reusable=b % 2 == 1,
+        kv_lease_s=(None, 5.0, 30.0)[b % 3],
+        releases_kv=b % 7 == 6,
         weight=(1.0, 0.0, float("nan"), 2.0, -1.0)[b % 5],
     )
 
@@ -245,6 +247,9 @@ class World:
         assert not self.audit.open
         assert not self.audit.live
         assert len(self.audit.closed) == len(set(self.audit.closed)) == self.arrived
+        while (at := self.core.next_wakeup()) is not None:  # what nobody pulled is freed in the end
+            self.now = max(self.now, at)
+            self.tell(Tick())
         assert_idle(self.core)
 
 

@@ -83,7 +83,7 @@ class Rig:
             while list(core.records()) or self.gateway.front.edge.exchanges:
                 await asyncio.sleep(0.005)
         core.check()
-        assert all(w.seqs == 0 and w.prefill_tokens == 0 and w.kv_tokens == 0 for w in core.workers())
+        assert all(w.seqs == 0 and w.prefill_tokens == 0 and w.kv_tokens == w.stranded_tokens for w in core.workers())
         assert core.waiting() == (0, 0)
 
 

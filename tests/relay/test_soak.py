@@ -19,6 +19,8 @@ from tests.relay.raw import RawClient, Response, chat, post
 from tests.relay.scripted import DONE
 
 ANSWER_LIMIT_S = 60.0
+KV_LEASE_S = 2.0
+"""What nobody pulled is load for so long."""
 FILES_PER_STREAM = 8
 """Both ends of the client's connection and of one to a worker, with room for those that are being closed."""
 
@@ -126,6 +128,9 @@ async def settles(count: int) -> bool:
 
 async def nothing_is_held(rig: Rig) -> None:
     await rig.idle()
+    async with asyncio.timeout(2 * KV_LEASE_S):
+        while any(worker.kv_tokens for worker in rig.gateway.scheduling.workers()):
+            await asyncio.sleep(0.05)
     text = (await rig.client.get("/metrics")).text
     held = (
         "requests_live",
@@ -162,7 +167,7 @@ async def test_soak(load: Load) -> None:
     workers = {name: LightWorker(name.startswith("d"), load.tick_s) for name in ("p0", "p1", "d0", "d1")}
     for worker in workers.values():
         await worker.start()
-    each = {name: {"max_seqs": 4096, "max_batch_tokens": 10_000_000} for name in workers}
+    each = {name: {"max_seqs": 4096, "max_batch_tokens": 10_000_000, "kv_lease_s": KV_LEASE_S} for name in workers}
     settings = {"each": each, "keepalive": {"idle_s": 0.5}, "health": {"fail_timeout_s": 0.2}}
     try:
         async with running(config_of(workers, settings), {}) as rig:

@@ -14,6 +14,7 @@ class AscendMooncake(VllmNixl):
     """As `vllm-nixl`; P is told to make its one token in any case."""
 
     name = "ascend-mooncake"
+    kv_lease_s = 480.0
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         forced = {"min_tokens": b"1", "kv_transfer_params": ASK_PREFILL}

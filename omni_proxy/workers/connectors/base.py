@@ -111,6 +111,16 @@ class Connector(Protocol):
         """The engine's own routes for operators' calls (`workers.control`), where they are not vLLM's."""
         ...
 
+    @property
+    def kv_lease_s(self) -> float | None:
+        """How long P usually keeps KV that nobody pulls; None: it does not, or that is not known."""
+        ...
+
+    @property
+    def releases_kv(self) -> bool:
+        """Has `release` a call for every handoff?"""
+        ...
+
     def request_id(self, pair: Pair) -> bytes:
         """The `x-request-id` of both legs."""
         ...
@@ -140,6 +150,8 @@ class Usual:
     ids_fields: Mapping[str, str] = {}
     controls: Mapping[str, str] = {}
     token_reports: TokenReports | None = None
+    kv_lease_s: float | None = None
+    releases_kv: bool = False
 
     def request_id(self, pair: Pair) -> bytes:
         return pair.request_id

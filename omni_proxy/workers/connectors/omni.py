@@ -24,6 +24,7 @@ class Omni(VllmNixl):
     name = "omni"
     modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
     token_reports = OMNI
+    releases_kv = True
     ids_fields = {COMPLETIONS: "prompt", CHAT: "prompt_token_ids"}  # noqa: RUF012 (read-only by its type)
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:

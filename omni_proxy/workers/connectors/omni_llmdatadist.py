@@ -28,6 +28,8 @@ class OmniLlmDataDist(Usual):
     """Engines know their role from their own settings, so that P is not told to keep its KV."""
 
     name = "omni-llmdatadist"
+    kv_lease_s = 600.0
+    """Its `BLOCK_RELEASE_DELAY`."""
     modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
 
     def request_id(self, pair: Pair) -> bytes:

@@ -44,6 +44,8 @@ class VllmNixl(Usual):
     modes: tuple[Mode, ...] = (Mode.SEQUENTIAL, Mode.AGGREGATED)
     handoff_reusable = True
     token_reports: TokenReports | None = VLLM
+    kv_lease_s: float | None = 30.0
+    """vLLM 0.32's `kv_lease_duration`; before there were leases, `VLLM_NIXL_ABORT_REQUEST_TIMEOUT` was 480 s."""
     ids_fields: Mapping[str, str] = {COMPLETIONS: "prompt"}
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
