@@ -18,7 +18,7 @@ import msgspec
 
 from omni_proxy.api.bodies import RETURN_IDS, USAGE_ON_DEMAND, for_worker, forced_usage
 from omni_proxy.api.encoding import with_encoded
-from omni_proxy.api.exchange import ClientSide, Exchange, renames
+from omni_proxy.api.exchange import ClientSide, Exchange, renamed_id, renames
 from omni_proxy.api.intake import Intake
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
@@ -247,6 +247,8 @@ class Edge:
             body = with_encoded(body, exchange.encoded)
         leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
         request_id = connector.request_id(pair)
+        if request_id != exchange.request_id:
+            exchange.renames += renamed_id(request_id, exchange.request_id)
         if pair.together and connector.order is Order.PREFILL_FIRST:
             _park(leg, partial(self._send, leg, upstream, request_id, body))
         else:

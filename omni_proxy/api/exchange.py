@@ -257,6 +257,13 @@ def renames(theirs: str, asked: str) -> tuple[bytes, ...]:
     return tuple(pairs)
 
 
+def renamed_id(theirs: bytes, asked: bytes) -> tuple[bytes, ...]:
+    """A request id made for the workers, and the client's own; none where equal. Nobody can guess the first."""
+    if theirs == asked:
+        return ()
+    return msgspec.json.encode(theirs.decode())[1:-1], msgspec.json.encode(asked.decode())[1:-1]
+
+
 def renamed(data: bytes, pairs: tuple[bytes, ...]) -> bytes:
     """Whole events, or a whole answer, with the client's name of the model.
 

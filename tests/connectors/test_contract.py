@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ import pytest
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from tests.connectors.conftest import Begin, Pair
 from tests.connectors.protocols import PROTOCOLS, Protocol
-from tests.relay.scripted import Script, Seen, decode_answer
+from tests.relay.scripted import DONE, Script, Seen, decode_answer, event
 
 BODY = (
     b'{"model":"m", "messages":[{"role":"user","content":"h\\u0069"}],"x_vendor":{"b":[1,2.50],"a":null},'
@@ -122,6 +123,28 @@ async def test_what_is_internal_is_not_taken_from_clients(begin: Begin, protocol
         told = seen.body + repr(seen.headers).encode()
         assert b"evil" not in told
         assert b"424242424242" not in told
+
+
+async def test_the_client_finds_its_own_id_in_the_answer(begin: Begin, protocol: Protocol) -> None:
+    """Engines make the answer's id from the request's, which may be one that is not for clients."""
+
+    async def d(seen: Seen) -> None:
+        name = json.dumps("chatcmpl-" + seen.headers["x-request-id"]).encode()
+        if not seen.json.get("stream"):
+            await seen.answer(200, decode_answer().replace(b'"chatcmpl-d"', name))
+            return
+        await seen.open_stream()
+        whole = b"".join([event(text).replace(b'"chatcmpl-d"', name) for text in ("a", "b")])
+        for at in range(0, len(whole), 7):
+            await seen.chunk(whole[at : at + 7])
+        await seen.chunk(DONE)
+        await seen.end_stream()
+
+    pair: Pair = await begin(protocol, d=protocol.decode_script(d))
+    assert (await ask(pair)).json()["id"] == "chatcmpl-rid-1"
+    response = await ask(pair, b',"stream":true')
+    ids = [json.loads(line[6:])["id"] for line in response.text.split("\n") if line.startswith("data: {")]
+    assert ids == ["chatcmpl-rid-1"] * 2
 
 
 # ------------------------------------------------------------------------------------ failures
