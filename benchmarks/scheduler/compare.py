@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.scheduler.settings import SchedulingSettings
+from omni_proxy.sim.ablations import ablations
 from omni_proxy.sim.baselines import router
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.figures import Figures, Slo, figures
@@ -19,32 +19,20 @@ from omni_proxy.sim.world import World
 
 Make = Callable[[ExactIndex], CoreLike]
 
-ABLATIONS: Final[Mapping[str, Mapping[str, object]]] = {
-    "omni-proxy": {},
-    "order fcfs": {"order": "fcfs"},
-    "order shortest-uncached": {"order": "shortest-uncached"},
-    "order omni-nginx": {"order": "omni-nginx"},
-    "work_weight 0": {"work_weight": 0.0},
-    "no starvation bound": {"starvation_timeout_s": 1e9},
-    "handoff by cost": {"aggregate_below_tokens": None},
-}
-"""Settings of the scheduler by name. `prefix-blind` and the routers are added to them."""
 
-
-def scheduler(settings: Mapping[str, object], prefix_aware: bool = True) -> Make:
+def scheduler(settings: Mapping[str, object]) -> Make:
     """The live core with these settings."""
     chosen = SchedulingSettings(**settings)  # type: ignore[arg-type]
-    return lambda index: Core(CoreSettings(prefix_aware=prefix_aware, queue_timeout_s=1e6, scheduling=chosen))
+    return lambda index: Core(CoreSettings(prefix_aware=True, queue_timeout_s=1e6, scheduling=chosen))
 
 
 def contestants(ablate: bool) -> dict[str, Make]:
     """Who runs: routers first, then the scheduler."""
     found: dict[str, Make] = {name: router(name) for name in ("match-ratio", "least-requests")}
-    for name, settings in ABLATIONS.items():
-        if ablate or name == "omni-proxy":
-            found[name] = scheduler(settings)
+    found["omni-proxy"] = scheduler({})
     if ablate:
-        found["prefix-blind"] = scheduler({}, prefix_aware=False)
+        for name, settings in ablations(CoreSettings(prefix_aware=True, queue_timeout_s=1e6)):
+            found[name] = lambda index, settings=settings: Core(settings)  # type: ignore[misc]
     return found
 
 

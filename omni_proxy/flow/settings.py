@@ -52,7 +52,8 @@ def _as_it_is(value: Any) -> Any:
 
 def _scheduling(fields: Mapping[str, Any]) -> SchedulingSettings:
     buckets = tuple(LengthBucket(b["up_to_tokens"], tuple(b["workers"])) for b in fields.get("length_buckets", ()))
-    return SchedulingSettings(**{**fields, "length_buckets": buckets})
+    left_out = frozenset(fields.get("without", ()))
+    return SchedulingSettings(**{**fields, "length_buckets": buckets, "without": left_out})
 
 
 _SETTING: Final[Mapping[str, Callable[[Any], Any]]] = {

@@ -36,6 +36,7 @@ class AnswerPlan:
         self._aggregate_below: int | None = 0
         self._aggregate_below_of: Mapping[str, int] = {}
         self._buckets = Buckets((), 0.0)
+        self._ranks = True
 
     def configure(self, settings: SchedulingSettings, buckets: Buckets) -> None:
         """Use these settings from now on."""
@@ -43,6 +44,7 @@ class AnswerPlan:
         self._aggregate_below = settings.aggregate_below_tokens
         self._aggregate_below_of = settings.model_aggregate_below_tokens
         self._buckets = buckets
+        self._ranks = "answers" not in settings.without
 
     def walk(self, now: float) -> Iterator[Request]:
         """Grant what can be granted; yields each request after its lease is booked."""
@@ -56,7 +58,7 @@ class AnswerPlan:
                 return 1, request.queued_at, turn
             return 2, float(self._booking.learning.answer_tokens(request)), turn
 
-        for request in self._queue.fronts(rank):
+        for request in self._queue.fronts(rank if self._ranks else None):
             if request.block_keys:  # caches have changed since it came
                 request.match(self._index.match(request.block_keys), now)
             if self.place(request, now):

@@ -27,13 +27,13 @@ _SHARED_MASK: Final = 15
 """Every 16th observation of a worker, its first one included, is told to its peers."""
 
 
-class PrefillCost:
-    """Seconds that a worker takes for prompts; until it has shown that, those that its peers take."""
+class _Cost:
+    """A fit of one worker's own; until it has shown enough, that of its peers stands for it."""
 
     __slots__ = ("_peers", "fit")
 
-    def __init__(self, peers: PrefillCost | None = None) -> None:
-        self.fit = Regression(_inverse(_PREFILL_SCALES), PREFILL_PRIOR)
+    def __init__(self, scales: Features, prior: Features, peers: _Cost | None) -> None:
+        self.fit = Regression(_inverse(scales), prior)
         self._peers = peers
 
     @property
@@ -42,6 +42,21 @@ class PrefillCost:
         if self._peers is None or self.fit.observations >= _OWN_AFTER:
             return self.fit.weights
         return self._peers.fit.weights
+
+    def _learn(self, features: Features, seconds: float) -> bool:
+        """Take an observation in, and tell the peers now and then; False when it is not believed."""
+        if self._peers is not None and self.fit.observations & _SHARED_MASK == 0:
+            self._peers.fit.observe(features, seconds)
+        return self.fit.observe(features, seconds)
+
+
+class PrefillCost(_Cost):
+    """Seconds that a worker takes for prompts; until it has shown that, those that its peers take."""
+
+    __slots__ = ()
+
+    def __init__(self, peers: PrefillCost | None = None) -> None:
+        super().__init__(_PREFILL_SCALES, PREFILL_PRIOR, peers)
 
     def seconds(self, uncached: int, cached: int) -> float:
         """One prompt of which `cached` tokens are there and `uncached` are not."""
@@ -50,26 +65,16 @@ class PrefillCost:
 
     def observe(self, prompts: int, uncached: int, pairs: float, seconds: float) -> bool:
         """Learn what some prompts took together; False when that is not believed."""
-        if self._peers is not None and self.fit.observations & _SHARED_MASK == 0:
-            self._peers.observe(prompts, uncached, pairs, seconds)
-        return self.fit.observe((float(prompts), float(uncached), pairs), seconds)
+        return self._learn((float(prompts), float(uncached), pairs), seconds)
 
 
-class DecodeCost:
+class DecodeCost(_Cost):
     """Seconds that a worker takes for one token of each of its sequences; at first those that its peers take."""
 
-    __slots__ = ("_peers", "fit")
+    __slots__ = ()
 
     def __init__(self, peers: DecodeCost | None = None) -> None:
-        self.fit = Regression(_inverse(_DECODE_SCALES), DECODE_PRIOR)
-        self._peers = peers
-
-    @property
-    def weights(self) -> Features:
-        """a, b and c."""
-        if self._peers is None or self.fit.observations >= _OWN_AFTER:
-            return self.fit.weights
-        return self._peers.fit.weights
+        super().__init__(_DECODE_SCALES, DECODE_PRIOR, peers)
 
     def step_s(self, seqs: float, kv_tokens: float) -> float:
         """One step of so many sequences that have so many tokens of context together."""
@@ -78,9 +83,7 @@ class DecodeCost:
 
     def observe(self, seqs: float, kv_tokens: float, step_s: float) -> bool:
         """Learn what a step took on average; False when that is not believed."""
-        if self._peers is not None and self.fit.observations & _SHARED_MASK == 0:
-            self._peers.observe(seqs, kv_tokens, step_s)
-        return self.fit.observe((1.0, seqs, kv_tokens), step_s)
+        return self._learn((1.0, seqs, kv_tokens), step_s)
 
 
 def pairs(uncached: int, cached: int) -> float:

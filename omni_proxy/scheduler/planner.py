@@ -73,7 +73,7 @@ class Planner:
         self._pairs.configure(buckets)
         self.answers.configure(settings, buckets)
         self._lineup = make_lineup(settings)
-        self.prefill.configure(self._lineup, settings.work_weight)
+        self.prefill.configure(self._lineup, settings.work_weight, settings.without)
         self._roles.configure(settings.elastic_roles, settings.tpot_limit_s)
         self.pools.changed()
         self._changed = True

@@ -86,13 +86,19 @@ class PrefillPlan:
         self._grant = grant
         self._foreseen = Foreseen()
         self._turns = Turns(ledger)
+        self.configure(lineup, work_weight, frozenset())
         self.wake_at: float | None = None
         """When a worker opens, or is to be thought about again, though nothing else happens; None: never."""
 
-    def configure(self, lineup: Lineup, work_weight: float) -> None:
+    def configure(self, lineup: Lineup, work_weight: float, without: frozenset[str]) -> None:
         """Use these settings from now on."""
         self._lineup = lineup
         self._work_weight = work_weight
+        self._keeps_places = "places" not in without
+        self._foresees = "foreseen" not in without
+        self._has_homes = "homes" not in without
+        self._sends_ahead = "ahead" not in without
+        self._most_behind = MOST_BEHIND if "depth" not in without else 0.0
 
     # --------------------------------------------------------------------- one prompt
 
@@ -158,7 +164,7 @@ class PrefillPlan:
 
         A prompt without a home goes to the one that was used least recently.
         """
-        if self._homes is not None and (request.block_keys or request.spec.session):
+        if self._homes is not None and self._has_homes and (request.block_keys or request.spec.session):
             names = {worker.name: worker for worker in near}
             ring = tuple([worker.name for worker in able])
             for name in self._homes.order(request.spec.session, request.block_keys, ring):
@@ -176,7 +182,8 @@ class PrefillPlan:
             return False
         if not self._grant(request, choice, _placement(choice, able, now), now):
             return False
-        self._foreseen.granted(choice.worker.name, request.block_keys, choice.finish)
+        if self._foresees:
+            self._foreseen.granted(choice.worker.name, request.block_keys, choice.finish)
         self._lineup.took(request, choice.uncached, choice.finish - choice.start, now)
         return True
 
@@ -206,7 +213,7 @@ class PrefillPlan:
 
     def _walk(self, now: float, opened: int) -> Iterator[Request]:
         matches, depth = MATCHES, self._depth()
-        weight = self._work_weight + min(depth, MOST_BEHIND)
+        weight = self._work_weight + min(self._behind(), self._most_behind)
         for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
             able = self._pairs.able(request, now)
             if not able:
@@ -220,7 +227,9 @@ class PrefillPlan:
             if granted:
                 self._queue.remove(request)
                 yield request
-            else:
+            elif not self._keeps_places:
+                continue
+            elif self._foresees:
                 self._foreseen.plan(choice.worker.name, request.block_keys)
             backlog.booked_until = max(backlog.booked_until, choice.finish)
             if not backlog.reserved and not (granted and is_open(choice.worker, now, backlog.lead_s(depth))):
@@ -230,6 +239,10 @@ class PrefillPlan:
                     return
 
     def _depth(self) -> float:
+        """As how many prompts for each prefill worker what is sent ahead is measured."""
+        return self._behind() if self._sends_ahead else 0.0
+
+    def _behind(self) -> float:
         """How many prompts wait for each prefill worker."""
         return (len(self._queue.waits) + self._ledger.others_waiting) / max(1, self._ledger.prefill_count)
 

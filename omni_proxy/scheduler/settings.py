@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,17 @@ class LengthBucket:
 
     up_to_tokens: int | None
     workers: tuple[str, ...]
+
+
+MECHANISMS: Final[Mapping[str, str]] = {
+    "places": "who waits for a worker keeps its place there",
+    "foreseen": "blocks count that prompts under way will leave in caches",
+    "homes": "prompts that nobody holds go to a home on the hash ring",
+    "ahead": "more is sent ahead when many wait",
+    "depth": "work weighs more when many wait",
+    "answers": "of those that wait for a decode worker the shortest answer goes first",
+}
+"""What can be left out by name, beside what the other settings switch off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +67,5 @@ class SchedulingSettings:
     """As the next one, by model."""
     aggregate_below_tokens: int | None = 0
     """Prompts with fewer tokens to compute need no handoff; 0: every prompt is handed over; None: by predicted cost."""
+    without: frozenset[str] = frozenset()
+    """Mechanisms that are left out (`MECHANISMS`): to measure what each gains; no operator's choice."""

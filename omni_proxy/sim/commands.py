@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,14 +13,16 @@ import msgspec
 from omni_proxy.config import Config, ConfigError, load
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.observe.recorder import Recorder
+from omni_proxy.sim.ablations import ablations
 from omni_proxy.sim.baselines import router
-from omni_proxy.sim.cluster import slowed
+from omni_proxy.sim.cluster import SimWorker, slowed
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.figures import Slo
 from omni_proxy.sim.presets import chosen_model
 from omni_proxy.sim.report import Report, comparison, make_report, to_json, to_text
 from omni_proxy.sim.run import CoreLike
 from omni_proxy.sim.setup import LoadBasis, WorkloadChoice, at_load, cluster_of, load_workload, offered_load
+from omni_proxy.sim.workload import Workload
 from omni_proxy.sim.world import World
 
 SettingsOf = Callable[[Config], CoreSettings]
@@ -47,8 +49,20 @@ def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable
             run = World(workload, workers, make_core, observers=observers).run()
         reports.append(make_report(run, slo, title, described, time.process_time() - begun))
     say(comparison(reports) if options.compare else to_text(reports[0]))
+    if options.compare:
+        say("\neach mechanism off in turn; ratios: all on by this one")
+        say(comparison([reports[0], *_ablated(workload, workers, settings, slo, described)]))
     _write(options, reports)
     return 0
+
+
+def _ablated(
+    workload: Workload, workers: Sequence[SimWorker], settings: CoreSettings, slo: Slo, described: dict[str, str]
+) -> Iterator[Report]:
+    for title, changed in ablations(settings):
+        begun = time.process_time()
+        run = World(workload, workers, lambda index, changed=changed: Core(changed)).run()  # type: ignore[misc]
+        yield make_report(run, slo, title, described, time.process_time() - begun)
 
 
 @contextmanager

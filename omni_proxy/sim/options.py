@@ -94,7 +94,11 @@ def add_simulate(commands: Any, run: Run) -> None:
         help="this worker takes X times as long",
     )
     parser.add_argument("--record", type=Path, default=None, metavar="FILE", help="write the event log for replay")
-    parser.add_argument("--compare", action="store_true", help="run the other routing methods, too")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="run other routing methods, too, and the scheduler with each mechanism off",
+    )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--html", type=Path, default=None, metavar="FILE", help="write a page with plots")
     parser.set_defaults(run=run)

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from omni_proxy.cli import main
+from omni_proxy.core import CoreSettings
+from omni_proxy.scheduler.settings import MECHANISMS, SchedulingSettings
+from omni_proxy.sim.ablations import ablations
 from omni_proxy.sim.figures import percentile, spread
 
 FAST = ["simulate", "--synthetic", "prefixes,requests=40,prompt=300,prefix=500,output=50", "--preset", "demo"]
@@ -39,7 +42,22 @@ def test_a_report_as_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FAST, "--prefill", "2", "--decode", "1", "--compare"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["omni-proxy", "match-ratio", "least-requests", "round-robin"]
+    assert [line.split()[0] for line in lines[1:5]] == ["omni-proxy", "match-ratio", "least-requests", "round-robin"]
+    off = [line.split("  ")[0] for line in lines[9:]]
+    assert lines[8].startswith("omni-proxy")
+    assert off[:2] == ["order fcfs", "order shortest-uncached"]
+    assert {f"without {name}" for name in MECHANISMS} < set(off)
+    assert off[-1] == "prefixes not followed"
+
+
+def test_what_is_switched_on_is_switched_off_in_turn() -> None:
+    usual = {name for name, _ in ablations(CoreSettings())}
+    chosen = SchedulingSettings(order="fcfs", elastic_roles=True, tpot_limit_s=0.1)
+    found = dict(ablations(CoreSettings(scheduling=chosen)))
+    assert set(found) - usual == {"no sides", "no TPOT limit"}
+    assert usual - set(found) == {"order fcfs"}
+    assert found["no sides"].scheduling.elastic_roles is False
+    assert found["no sides"].scheduling.tpot_limit_s == 0.1
 
 
 def test_workers_of_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
