@@ -45,12 +45,13 @@ class AttentionBatch:
     def index(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(query_start [n + 1], kv_lens [n], tables, table_start [n + 1]), int64: sequence s owns tables[start[s]:]."""
         tables = self.block_tables
-        return (
-            torch.tensor([0, *accumulate(self.query_lens)]),
-            torch.tensor(self.kv_lens, dtype=torch.int64),
-            torch.tensor(list(chain.from_iterable(tables)), dtype=torch.int64),
-            torch.tensor([0, *accumulate(map(len, tables))]),
-        )
+        lens = list(map(len, tables))
+        starts, table_starts = accumulate(self.query_lens, initial=0), accumulate(lens, initial=0)
+        one = torch.tensor(
+            [*starts, *self.kv_lens, *chain.from_iterable(tables), *table_starts], dtype=torch.int64
+        )  # making a tensor is dear beside a small step
+        count, ends = len(lens), 2 * len(lens) + 1
+        return one[: count + 1], one[count + 1 : ends], one[ends : -count - 1], one[-count - 1 :]
 
     @cached_property
     def single_kv_len(self) -> int:

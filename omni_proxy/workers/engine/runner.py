@@ -132,13 +132,10 @@ class Runner:
             self._block_size,
             self.model.dtype,
         )
-        return Batch(
-            torch.tensor(tokens),
-            torch.tensor(positions),
-            torch.tensor(slots),
-            attention,
-            torch.tensor(logit_rows, dtype=torch.int64),
-        )
+        rows = len(tokens)
+        one = torch.tensor([*tokens, *positions, *slots, *logit_rows], dtype=torch.int64)  # making a tensor is dear
+        ids, places, slot_ids, last = one[:rows], one[rows : 2 * rows], one[2 * rows : 3 * rows], one[3 * rows :]
+        return Batch(ids, places, slot_ids, attention, last)
 
     def _slots(self, chunk: Chunk) -> list[int]:
         seq, size = chunk.seq, self._block_size

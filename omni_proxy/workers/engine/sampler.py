@@ -62,16 +62,24 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     Reported log-probabilities are those of the model's own distribution, before temperature and masks.
     """
     logits = logits.float()
+    tokens = _pick(_forbid(logits, draws), draws)
+    logprobs = _logprobs(logits, draws, tokens)
+    return [Drawn(token, logprobs.get(i)) for i, token in enumerate(tokens)]
+
+
+def _pick(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     params = [draw.sampling for draw in draws]
+    if not any(p.temperature for p in params):
+        greedy: list[int] = logits.argmax(-1).tolist()
+        return greedy
     tokens: list[int] = ops.sample(
-        _forbid(logits, draws),
+        logits,
         torch.tensor([p.temperature for p in params], dtype=torch.float64),
         torch.tensor([max(p.top_k, 0) for p in params]),
         torch.tensor([p.top_p for p in params], dtype=torch.float64),
         torch.tensor([uniform(draw.seed, draw.index) for draw in draws], dtype=torch.float64),
     ).tolist()
-    logprobs = _logprobs(logits, draws, tokens)
-    return [Drawn(token, logprobs.get(i)) for i, token in enumerate(tokens)]
+    return tokens
 
 
 def _forbid(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
