@@ -25,7 +25,7 @@ _LOST_PARAMETERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Which upstreams do what; all others do both legs. `connector` is for prefill and decode."""
+    """Which upstreams do what; those whose name says so encode, all others do both legs. `connector` is for prefill and decode."""
 
     prefill: frozenset[str] = frozenset()
     decode: frozenset[str] = frozenset()
@@ -38,7 +38,7 @@ class Roles:
             return {"role": "prefill", "connector": self.connector}
         if upstream in self.decode or "decode" in name:
             return {"role": "decode", "connector": self.connector}
-        return {"role": "mixed", "connector": "aggregated"}
+        return {"role": "encode" if "encode" in name else "mixed", "connector": "aggregated"}
 
 
 class Upstreams:
