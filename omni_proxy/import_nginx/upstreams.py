@@ -25,7 +25,7 @@ _LOST_PARAMETERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Which upstreams do what; those whose name says so encode, all others do both legs. `connector` is for prefill and decode."""
+    """Which upstreams do what; others encode if named so, or do both legs. `connector` is for prefill and decode."""
 
     prefill: frozenset[str] = frozenset()
     decode: frozenset[str] = frozenset()

@@ -77,7 +77,9 @@ def test_servers_become_workers(imported: Any) -> None:
 
 def test_roles_by_name_or_as_said(imported: Any) -> None:
     blocks = "".join(f"upstream {n} {{ server {n}:1; }}" for n in ("my_prefill", "decoders", "encode", "left", "right"))
-    places = "".join(f"location /{n} {{ proxy_pass http://{n}; }}" for n in ("my_prefill", "decoders", "encode", "left", "right"))
+    places = "".join(
+        f"location /{n} {{ proxy_pass http://{n}; }}" for n in ("my_prefill", "decoders", "encode", "left", "right")
+    )
     text = f"http {{ {blocks} server {{ listen 80; {places} }} }}"
     roles = {w.name: (w.role.value, w.connector) for w in imported(text).config.workers}
     assert roles == {
