@@ -15,6 +15,7 @@ from msgspec import Meta, Raw, Struct
 
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.internals import NESTS, without_nested
+from omni_proxy.multipart import model_in_form
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -329,34 +330,6 @@ def _parse_one_step(path: str, body: bytes) -> Call:
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
         prompt_bytes=0 if path in TOKENIZE else None,
     )
-
-
-_FORM_MODEL: Final = (b'name="model"', b"name=model\r")
-
-
-def _model_place(body: bytes) -> tuple[int, int] | None:
-    """Where in a multipart form the value of its field `model` stands."""
-    for mark in _FORM_MODEL:
-        at = body.find(mark)
-        if at < 0 or b"content-disposition" not in body[body.rfind(b"\n", 0, at) + 1 : at].lower():
-            continue
-        start = body.find(b"\r\n\r\n", at) + 4
-        end = body.find(b"\r\n", start)
-        if start >= 4 and end >= 0:
-            return start, end
-    return None
-
-
-def model_in_form(body: bytes) -> str:
-    """The field `model` of a multipart form; empty where there is none."""
-    place = _model_place(body)
-    return "" if place is None else body[place[0] : place[1]].decode("utf-8", "replace").strip()
-
-
-def form_with_model(body: bytes, model: str) -> bytes:
-    """A multipart form with another value of its field `model`, if it has that field."""
-    place = _model_place(body)
-    return body if place is None else body[: place[0]] + model.encode() + body[place[1] :]
 
 
 def _count_prompts(prompt: str | list[int | str | list[int]]) -> int:

@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, encode_fields, form_with_model
+from omni_proxy.call import CHAT, COMPLETIONS, Call, Fields, encode_fields
+from omni_proxy.multipart import form_with_model
 from omni_proxy.workers.connectors.base import Connector
 
 FORCED_USAGE: Final = ("stream_options", b'{"include_usage":true}')
