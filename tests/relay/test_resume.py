@@ -446,3 +446,19 @@ async def test_a_client_may_stop_at_that_very_word(start: Start) -> None:
     rig = await start(ON, **same(teller))
     answer = await ask(rig, stop=["recomputed"])
     assert (told(answer.body), answer.clean) == ("".join(STORY), True)
+
+
+@pytest.mark.parametrize("connector", ["omni", "lmcache", "ascend-mooncake", "vllm-p2p-nccl"])
+async def test_with_every_engine_that_tells_its_tokens(start: Start, connector: str) -> None:
+    """... also where both workers are asked together; each attempt has keys of its own."""
+    teller = Teller(STORY, [4])
+    names = ("p0", "p1", "d0", "d1")
+    each = {name: {"kv_address": f"127.0.0.1:{7000 + n}"} for n, name in enumerate(names)} if "p2p" in connector else {}
+    rig = await start({**ON, "connector": connector, "each": each}, **same(teller))
+    answer = await ask(rig, max_tokens=50)
+    assert (told(answer.body), answer.clean) == ("".join(STORY), True)
+    assert teller.asked[1]["prompt"] == [*PROMPT, 0, 1, 2, 3]
+    ids = [seen.headers["x-request-id"] for name in names for seen in rig[name].seen]
+    keys = [str(seen.json.get("kv_transfer_params")) for name in names[2:] for seen in rig[name].seen]
+    assert len(set(ids)) == 2 or len(set(keys)) == 2 or connector in ("omni", "lmcache", "ascend-mooncake")
+    await rig.idle()

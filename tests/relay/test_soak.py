@@ -18,7 +18,9 @@ from tests.relay.light import WHOLE, LightWorker
 from tests.relay.raw import RawClient, Response, chat, post
 from tests.relay.scripted import DONE
 
-ANSWER_LIMIT_S = 60.0
+ANSWER_LIMIT_S = 120.0
+START_S = 2.0
+"""Over so long the users come."""
 KV_LEASE_S = 2.0
 """What nobody pulled is load for so long."""
 FILES_PER_STREAM = 8
@@ -45,8 +47,10 @@ def kind_of(answer: Response) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """How many streams, of how many tokens, a token each `tick_s`, and how often a worker is killed."""
+    """How many users, how many streams at once, of how many tokens, a token each `tick_s`, and how often a worker is
+    killed. Some users are always between two streams, so there are a few more of them."""
 
+    users: int
     streams: int
     seconds: float
     tokens: int
@@ -67,13 +71,13 @@ class Soak:
         self.most = 0
 
     async def run(self) -> None:
-        streams = self._load.streams
+        users = self._load.users
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._killer(over))
             tasks.create_task(self._watcher(over))
-            for index in range(streams):
-                tasks.create_task(self._user(over, index / streams))
+            for index in range(users):
+                tasks.create_task(self._user(over, START_S * index / users))
             await asyncio.sleep(self._load.seconds)
             over.set()
 
@@ -143,8 +147,8 @@ async def nothing_is_held(rig: Rig) -> None:
     assert all(float(line.rsplit(" ", 1)[1]) == 0 for line in lines), lines
 
 
-SHORT = Load(streams=150, seconds=5.0, tokens=30, tick_s=0.05, kill_every_s=0.5)
-LONG = Load(streams=2000, seconds=60.0, tokens=40, tick_s=1.0, kill_every_s=5.0)
+SHORT = Load(users=150, streams=120, seconds=5.0, tokens=30, tick_s=0.05, kill_every_s=0.5)
+LONG = Load(users=2300, streams=2000, seconds=60.0, tokens=40, tick_s=1.0, kill_every_s=5.0)
 
 
 def allow_files(count: int) -> None:
@@ -163,7 +167,7 @@ def allow_files(count: int) -> None:
     ],
 )
 async def test_soak(load: Load) -> None:
-    allow_files(load.streams * FILES_PER_STREAM)
+    allow_files(load.users * FILES_PER_STREAM)
     workers = {name: LightWorker(name.startswith("d"), load.tick_s) for name in ("p0", "p1", "d0", "d1")}
     for worker in workers.values():
         await worker.start()
@@ -184,8 +188,8 @@ async def test_soak(load: Load) -> None:
             gc.collect()
             assert await settles(before)
             assert all(not worker.streams for worker in workers.values())
-            assert soak.most > load.streams // 3
-            assert soak.tally["whole"] > load.streams // 2
+            assert soak.most >= load.streams
+            assert soak.tally["whole"] > load.users // 2
             assert all(soak.tally[kind] for kind in ("left", "killed", "broken")), soak.tally
     finally:
         for worker in workers.values():

@@ -8,6 +8,7 @@ from omni_proxy.call import Call, encode_fields
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors.base import Pair, PrefillAnswer, Usual, read_usage_and_params
 from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.token_reports import VLLM
 
 _IN_THE_STORE = Raw(b"{}")
 
@@ -16,6 +17,7 @@ class Lmcache(Usual):
     """Sequential; what D does not find in the store it computes itself."""
 
     name = "lmcache"
+    token_reports = VLLM
     modes = (Mode.SEQUENTIAL, Mode.AGGREGATED)
     handoff_reusable = True
 

@@ -19,12 +19,14 @@ from omni_proxy.workers.connectors.base import (
     read_usage_and_params,
 )
 from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.token_reports import VLLM
 
 
 class VllmP2pNccl(Usual):
     """Both chosen together, P asked first. D cannot do without P: it takes the addresses out of every id."""
 
     name = "vllm-p2p-nccl"
+    token_reports = VLLM
     modes = (Mode.PARALLEL,)
     order = Order.PREFILL_FIRST
 
