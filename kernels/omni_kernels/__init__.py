@@ -6,6 +6,7 @@ model's step in one call. Depends on torch alone.
 
 from omni_kernels.api import (
     fused_moe,
+    fused_moe_fp8,
     kv_gather,
     kv_scatter,
     kv_write,
@@ -49,6 +50,7 @@ __all__ = [
     "backends",
     "build_decoder",
     "fused_moe",
+    "fused_moe_fp8",
     "kv_gather",
     "kv_scatter",
     "kv_write",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from omni_kernels import registry
-from omni_kernels.packing import WEIGHT_DTYPES, PackedExperts, PackedMatrix
+from omni_kernels.packing import FP8_GROUP, WEIGHT_DTYPES, PackedExperts, PackedMatrix
 from omni_kernels.ragged import AttentionBatch
 from omni_kernels.registry import TORCH, Op
 
@@ -44,8 +44,22 @@ def _floats(op: str, argument: str, x: Tensor, like: Tensor | None = None) -> No
         _require(False, op, argument, f"must be on {like.device}", x.device)
 
 
-def _integers(op: str, argument: str, x: Tensor) -> None:
+def _integers(op: str, argument: str, x: Tensor, on: Tensor | None = None) -> None:
+    """`x` must be whole numbers, on the device of `on`."""
     _require(x.dtype in (torch.int64, torch.int32), op, argument, "must be int64 or int32", x.dtype)
+    if on is not None:
+        _beside(op, argument, x, on)
+
+
+def _beside(op: str, argument: str, x: Tensor, on: Tensor) -> None:
+    if x.device != on.device:
+        _require(False, op, argument, f"must be on {on.device}", x.device)
+
+
+def _shares(op: str, argument: str, x: Tensor, on: Tensor) -> None:
+    """`x` must be floating, of any width, on the device of `on`."""
+    _require(x.is_floating_point(), op, argument, "must be floating", x.dtype)
+    _beside(op, argument, x, on)
 
 
 # The small ops are called often: their messages are put together only when needed.
@@ -112,6 +126,7 @@ def moe_route(
     _require(1 <= top_k <= experts, name, "top_k", f"must be in 1..{experts}", top_k)
     if bias is not None:
         _require(bias.shape == (experts,), name, "bias", f"must be [{experts}]", bias.shape)
+        _shares(name, "bias", bias, logits)
     even = 1 <= groups <= MAX_GROUPS and experts % groups == 0
     _require(even, name, "groups", f"must divide {experts} and be at most {MAX_GROUPS}", groups)
     kept = groups if top_groups is None else top_groups
@@ -133,8 +148,8 @@ def _check_choice(op: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
     _require(rows, op, "ids", f"must be [{x.shape[0]}, K]", ids.shape)
     same = weights.shape == ids.shape
     _require(same, op, "weights", f"must be {tuple(ids.shape)}", weights.shape)
-    _require(weights.is_floating_point(), op, "weights", "must be floating", weights.dtype)
-    _integers(op, "ids", ids)
+    _shares(op, "weights", weights, x)
+    _integers(op, "ids", ids, x)
 
 
 def _check_ids(op: str, experts: int, ids: Tensor) -> None:
@@ -159,8 +174,36 @@ def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, 
     _floats(name, "w2", w2, x)
     _require(counts.shape == (experts,), name, "counts", f"must be [{experts}]", counts.shape)
     _check_choice(name, x, ids, weights)
+    _integers(name, "counts", counts, x)
     _check_ids(name, experts, ids)
     result: Tensor = _op(name, x, w13, w2, weights)(x, w13, w2, ids, weights, counts)
+    return result
+
+
+def fused_moe_fp8(
+    x: Tensor, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor, ids: Tensor, weights: Tensor
+) -> Tensor:
+    """See `reference.fused_moe_fp8`."""
+    name = "fused_moe_fp8"
+    _require(x.dim() == 2, name, "x", "must be [T, H]", x.shape)
+    _floats(name, "x", x)
+    _require(w2.dim() == 3, name, "w2", "must be [E, H, I]", w2.shape)
+    experts, wide, hidden = w2.shape[0], w2.shape[2], x.shape[1]
+    _require(hidden % FP8_GROUP == 0, name, "x", f"must have columns that {FP8_GROUP} divides", x.shape)
+    _require(wide % FP8_GROUP == 0, name, "w2", f"must have columns that {FP8_GROUP} divides", w2.shape)
+    shapes = {"w13": (experts, 2 * wide, hidden), "w2": (experts, hidden, wide)}
+    for which, w, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
+        want = shapes[which]
+        blocks = (want[0], want[1] // FP8_GROUP, want[2] // FP8_GROUP)
+        _require(w.shape == want, name, which, f"must be {want}", w.shape)
+        _require(w.dtype == torch.float8_e4m3fn, name, which, "must be float8_e4m3fn", w.dtype)
+        _require(scale.shape == blocks, name, f"{which}_scale", f"must be {blocks}", scale.shape)
+        _require(scale.dtype == torch.float32, name, f"{which}_scale", "must be float32", scale.dtype)
+        _require(w.device == x.device, name, which, f"must be on {x.device}", w.device)
+        _require(scale.device == x.device, name, f"{which}_scale", f"must be on {x.device}", scale.device)
+    _check_choice(name, x, ids, weights)
+    _check_ids(name, experts, ids)
+    result: Tensor = _op(name, x, weights)(x, w13, w13_scale, w2, w2_scale, ids, weights)
     return result
 
 
@@ -304,7 +347,8 @@ def kv_write(kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     want = (slots.shape[0], *kv.shape[3:])
     _require(k.shape == want, "kv_write", "k", f"must be {want}", k.shape)
     _require(v.shape == want, "kv_write", "v", f"must be {want}", v.shape)
-    _integers("kv_write", "slots", slots)
+    _floats("kv_write", "kv", kv)
+    _integers("kv_write", "slots", slots, kv)
     _floats("kv_write", "k", k, kv)
     _floats("kv_write", "v", v, kv)
     _op("kv_write", kv, k, v)(kv, slots, k, v)
@@ -314,7 +358,7 @@ def kv_gather(kv: Tensor, blocks: Tensor) -> Tensor:
     """See `reference.kv_gather`."""
     _require(kv.dim() == 6, "kv_gather", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
     _require(blocks.dim() == 1, "kv_gather", "blocks", "must be [n]", blocks.shape)
-    _integers("kv_gather", "blocks", blocks)
+    _integers("kv_gather", "blocks", blocks, kv)
     result: Tensor = _op("kv_gather", kv)(kv, blocks)
     return result
 
@@ -322,10 +366,12 @@ def kv_gather(kv: Tensor, blocks: Tensor) -> Tensor:
 def kv_scatter(kv: Tensor, blocks: Tensor, data: Tensor) -> None:
     """See `reference.kv_scatter`."""
     _require(kv.dim() == 6, "kv_scatter", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
+    _require(blocks.dim() == 1, "kv_scatter", "blocks", "must be [n]", blocks.shape)
     want = (blocks.shape[0], *kv.shape[:2], *kv.shape[3:])
     _require(data.shape == want, "kv_scatter", "data", f"must be {want}", data.shape)
     _require(data.dtype == kv.dtype, "kv_scatter", "data", f"must be {kv.dtype}", data.dtype)
-    _integers("kv_scatter", "blocks", blocks)
+    _beside("kv_scatter", "data", data, kv)
+    _integers("kv_scatter", "blocks", blocks, kv)
     _op("kv_scatter", kv)(kv, blocks, data)
 
 
@@ -337,6 +383,9 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, un
     named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "uniform": uniform}
     for name, value in named.items():
         _require(value.shape == rows, "sample", name, f"must be {rows}", value.shape)
-    _integers("sample", "top_k", top_k)
+        if name == "top_k":
+            _integers("sample", name, value, logits)
+        else:
+            _shares("sample", name, value, logits)
     result: Tensor = _op("sample", logits)(logits, temperature, top_k, top_p, uniform)
     return result

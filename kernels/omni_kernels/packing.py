@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+FP8_GROUP = 128
+"""Values of k, and outputs of a weight, that share a scale."""
+FP8_MOST = 448.0
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
@@ -71,3 +74,24 @@ def plain(w: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
     if kept == torch.int8:
         return quantise(w)
     return w.to(kept).contiguous(), None
+
+
+def quantise_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float8 values of `x` [..., k] and float32 scales [..., k / 128]: the largest of each 128 becomes 448."""
+    groups = x.float().reshape(*x.shape[:-1], x.shape[-1] // FP8_GROUP, FP8_GROUP)
+    scale = groups.abs().amax(-1).clamp_(min=1e-10) / FP8_MOST
+    return (groups / scale.unsqueeze(-1)).to(torch.float8_e4m3fn).flatten(-2), scale
+
+
+def quantise_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
+    """float8 weights of `w` [..., n, k] and float32 scales [..., n / 128, k / 128], as checkpoints hold them."""
+    n, k = w.shape[-2:]
+    blocks = w.float().reshape(*w.shape[:-2], n // FP8_GROUP, FP8_GROUP, k // FP8_GROUP, FP8_GROUP)
+    scale = blocks.abs().amax((-3, -1)).clamp_(min=1e-10) / FP8_MOST
+    return (blocks / scale[..., None, :, None]).to(torch.float8_e4m3fn).flatten(-2).flatten(-3, -2), scale
+
+
+def dequantise_fp8(w: Tensor, scale: Tensor) -> Tensor:
+    """float32 weights of float8 ones [..., n, k] with scales [..., n / 128, k / 128]."""
+    wide = scale.repeat_interleave(FP8_GROUP, -2).repeat_interleave(FP8_GROUP, -1)
+    return w.float() * wide

@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from omni_kernels.packing import PackedExperts, PackedMatrix, plain
+from omni_kernels.packing import (
+    FP8_GROUP,
+    PackedExperts,
+    PackedMatrix,
+    dequantise_fp8,
+    plain,
+    quantise_rows_fp8,
+)
 from omni_kernels.ragged import AttentionBatch
 from omni_kernels.rope_scaling import RopeScaling, frequencies
 
@@ -136,6 +143,30 @@ def _moe_one_row(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tenso
         hidden = silu_and_mul(torch.mm(x, w13[expert].t()))
         out.addmm_(hidden, w2[expert].t(), alpha=weight)
     return out
+
+
+def fused_moe_fp8(
+    x: Tensor, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor, ids: Tensor, weights: Tensor
+) -> Tensor:
+    """`fused_moe` over float8 weights (e4m3) with scales for blocks of 128 x 128, rows quantised for every 128 of k.
+
+    `w13` [E, 2I, H] with `w13_scale` [E, 2I/128, H/128], `w2` [E, H, I] with `w2_scale` [E, H/128, I/128], as
+    DeepSeek-V3's checkpoints hold them (`weight_scale_inv`). Products are summed in float32; the rows between the two
+    products take the dtype of `x` and are quantised again. Returns [T, H].
+    """
+    out = torch.zeros_like(x, dtype=torch.float32)
+    for expert in sorted(set(ids.flatten().tolist()) - {-1}):
+        row, slot = (ids == expert).nonzero(as_tuple=True)
+        up = dequantise_fp8(w13[expert], w13_scale[expert])
+        hidden = silu_and_mul(_rounded_fp8(x[row]) @ up.t()).to(x.dtype)
+        y = _rounded_fp8(hidden) @ dequantise_fp8(w2[expert], w2_scale[expert]).t()
+        out.index_add_(0, row, y * weights[row, slot].float().unsqueeze(1))
+    return out.to(x.dtype)
+
+
+def _rounded_fp8(x: Tensor) -> Tensor:
+    values, scale = quantise_rows_fp8(x)
+    return values.float() * scale.repeat_interleave(FP8_GROUP, -1)
 
 
 def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -> Tensor:

@@ -24,6 +24,7 @@ OPS: Final = (
     "silu_and_mul",
     "moe_route",
     "fused_moe",
+    "fused_moe_fp8",
     "pack",
     "linear",
     "packed_moe",

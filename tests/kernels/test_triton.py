@@ -38,8 +38,8 @@ def errors() -> dict[str, float]:
 
 @pytest.mark.slow
 def test_interpreted_results_equal_the_definition(errors: dict[str, float]) -> None:
-    limits = {"float16": 2e-3, "bfloat16": 2e-2}
-    assert len(errors) == 6 + 5 + 2
+    limits = {"float16": 2e-3, "bfloat16": 2e-2, "float8": 1e-3}
+    assert len(errors) == 6 + 5 + 2 + 3
     wrong = {
         name: value
         for name, value in errors.items()
@@ -51,7 +51,15 @@ def test_interpreted_results_equal_the_definition(errors: dict[str, float]) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "capability", "rows_an_expert"),
-    [("gate_up", 90, 32), ("down", 90, 32), ("gate_up", 90, 1), ("gate_up", 80, 32), ("down", 80, 1)],
+    [
+        ("gate_up_fp8", 90, 32),
+        ("down_fp8", 90, 32),
+        ("gate_up", 90, 32),
+        ("down", 90, 32),
+        ("gate_up", 90, 1),
+        ("gate_up", 80, 32),
+        ("down", 80, 1),
+    ],
 )
 def test_products_compile_to_tensor_cores_and_async_copies(kernel: str, capability: int, rows_an_expert: int) -> None:
     compiled = compile_for(kernel, capability, *QWEN, rows_an_expert)
@@ -64,6 +72,14 @@ def test_products_compile_to_tensor_cores_and_async_copies(kernel: str, capabili
     assert compiled.metadata.shared <= SHARED_BYTES[capability]
     assert ".local" not in ptx.split("{", 1)[1]
     assert len(compiled.asm["cubin"]) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["gate_up_fp8", "down_fp8"])
+def test_float8_rows_and_weights_reach_the_float8_units(kernel: str) -> None:
+    ptx = compile_for(kernel, 90, *DEEPSEEK, 32).asm["ptx"]
+    assert "e4m3.e4m3" in ptx
+    assert compile_for(kernel, 90, *DEEPSEEK, 1).asm["ptx"].count("mma.sync") >= 4
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from omni_kernels.triton.fp8_kernels import down_fp8_kernel, gate_up_fp8_kernel
 from omni_kernels.triton.moe_kernels import combine_kernel, down_kernel, gate_up_kernel
-from omni_kernels.triton.tuning import tiles
+from omni_kernels.triton.tuning import fp8_tiles, tiles
 
 POINTERS: Final[Mapping[str, Mapping[str, str]]] = {
     "gate_up": {
@@ -25,15 +26,34 @@ POINTERS: Final[Mapping[str, Mapping[str, str]]] = {
         "hidden": "*{t}", "w2": "*{t}", "y": "*{t}", "slot": "*i32", "share": "*fp32", "tile_expert": "*i32",
         "tile_row": "*i32", "expert_end": "*i32", "num_tiles": "i32",
     },
+    "gate_up_fp8": {
+        "x": "*fp8e4nv", "x_scale": "*fp32", "w13": "*fp8e4nv", "w13_scale": "*fp32", "hidden": "*{t}",
+        "source": "*i32", "tile_expert": "*i32", "tile_row": "*i32", "expert_end": "*i32", "num_tiles": "i32",
+    },
+    "down_fp8": {
+        "hidden": "*fp8e4nv", "hidden_scale": "*fp32", "w2": "*fp8e4nv", "w2_scale": "*fp32", "y": "*{t}",
+        "slot": "*i32", "share": "*fp32", "tile_expert": "*i32", "tile_row": "*i32", "expert_end": "*i32",
+        "num_tiles": "i32",
+    },
     "combine": {"y": "*{t}", "ids": "*i32", "out": "*{t}", "num_rows": "i32"},
 }  # fmt: skip
-KERNELS: Final[Mapping[str, Any]] = {"gate_up": gate_up_kernel, "down": down_kernel, "combine": combine_kernel}
+KERNELS: Final[Mapping[str, Any]] = {
+    "gate_up": gate_up_kernel,
+    "down": down_kernel,
+    "combine": combine_kernel,
+    "gate_up_fp8": gate_up_fp8_kernel,
+    "down_fp8": down_fp8_kernel,
+}
 
 
 def constants(kernel: str, chip: str, hidden: int, wide: int, rows_an_expert: float) -> tuple[dict[str, Any], int, int]:
     """(constexpr arguments, warps, stages) of a kernel for a shape, from the tuning file."""
     if kernel == "combine":
         return {"H": hidden, "K": 8, "BH": 1024}, 4, 1
+    if kernel.endswith("_fp8"):
+        tile = fp8_tiles(rows_an_expert)
+        sizes = {"H": hidden, "I": wide, "BM": tile.bm, "BN": tile.bn, "GROUP": tile.bk, "WIDE_DOT": False}
+        return sizes, tile.warps, tile.stages
     n, k = (wide, hidden) if kernel == "gate_up" else (hidden, wide)
     tile = tiles(chip, kernel, rows_an_expert, n, k)
     values: dict[str, Any] = {"H": hidden, "I": wide, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "WIDE_DOT": False}

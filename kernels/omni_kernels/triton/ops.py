@@ -189,5 +189,7 @@ def _programs(x: Tensor, work: int) -> int:
 
 def table() -> Mapping[str, Callable[..., Any]]:
     """The ops by name."""
-    functions = (fused_moe, pack, linear, packed_moe, rms_norm, silu_and_mul, rope)
+    from omni_kernels.triton.fp8 import fused_moe_fp8  # which builds on this module
+
+    functions = (fused_moe, fused_moe_fp8, pack, linear, packed_moe, rms_norm, silu_and_mul, rope)
     return {function.__name__: function for function in functions}

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+FP8_GROUP: Final = 128
 FILE: Final = Path(__file__).with_name("tuning.json")
 
 
@@ -34,6 +35,13 @@ def _read() -> list[dict[str, Any]]:
 def largest_power(size: int, most: int) -> int:
     """The largest power of two that divides `size`, at most `most`."""
     return min(size & -size, most)
+
+
+def fp8_tiles(rows_an_expert: float) -> Tiles:
+    """Tiles over float8 weights: a step of k is a block of scales, and a tile's outputs lie inside one. By hand."""
+    if rows_an_expert <= 16:
+        return Tiles(16, 64, FP8_GROUP, 4, 4)
+    return Tiles(64, 64, FP8_GROUP, 4, 3)
 
 
 def tiles(chip: str, kernel: str, rows_an_expert: float, n: int, k: int) -> Tiles:

@@ -99,6 +99,23 @@ INLINE float hmax(vf v) {
 
 // e^x: 2^n by exponent bits, the rest by a polynomial of degree 6 (Cephes' expf); error below 2 ulp. 0 below -87.3.
 INLINE vf vexp(vf x) {
+#if OMNI_LANES == 16
+    // 2^n by the instruction for it, 2^f for f in [-1/2, 1/2] by its Taylor polynomial of degree 7. Min and max keep a
+    // NaN, which is their second operand.
+    const __m512 y = _mm512_max_ps(splat(-106.0f), _mm512_min_ps(splat(88.37f), (__m512)x));
+    const __m512 log2e = _mm512_set1_ps(1.44269504f), rest = _mm512_set1_ps(1.92596299e-8f);
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(y, log2e), 8);
+    const vf f = (vf)_mm512_fmadd_ps(y, rest, _mm512_fmsub_ps(y, log2e, n));
+    vf p = splat(1.52527338e-5f);
+    p = p * f + splat(1.54035304e-4f);
+    p = p * f + splat(1.33335581e-3f);
+    p = p * f + splat(9.61812911e-3f);
+    p = p * f + splat(5.55041087e-2f);
+    p = p * f + splat(2.40226507e-1f);
+    p = p * f + splat(6.93147181e-1f);
+    p = p * f + splat(1.0f);
+    return (vf)_mm512_scalef_ps((__m512)p, n);
+#else
     const vf low = splat(-87.3f), high = splat(88.37f), magic = splat(12582912.0f);
     vf y = vmax(vmin(x, high), low);
     y = x != x ? x : y;
@@ -117,6 +134,7 @@ INLINE vf vexp(vf x) {
     vf scaled = (vf)((vi)p + exponent);
     scaled = x < low ? vf{} : scaled;
     return x != x ? x : scaled;
+#endif
 }
 INLINE vf silu(vf x) {
     const vf d = splat(1.0f) + vexp(-x);
