@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -281,7 +281,19 @@ class CallBuilder:
             stop_token_ids=frozenset(body.stop_token_ids or ()),
             ignore_eos=bool(body.ignore_eos),
             logprobs=plan.logprobs,
+            min_p=body.min_p or 0.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            logit_bias=self._logit_bias(body.logit_bias or {}),
         )
+
+    def _logit_bias(self, said: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+        """Token ids come as texts, as JSON's keys are."""
+        for token in said:
+            if not (token.isascii() and token.isdigit() and int(token) < self.card.vocab_size):
+                raise bad_value("logit_bias", token, f"expected token ids below {self.card.vocab_size}")
+        return tuple((int(token), float(bias)) for token, bias in said.items())
 
     def _max_tokens(self, plan: _Plan, prompt_tokens: int) -> int:
         """The client's limit, else the rest of the context; refuses what does not fit."""

@@ -29,15 +29,10 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (None, 1),
     "bad_words": (None, []),
     "continue_final_message": (None, False),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
     "lora_name": (None,),
     "lora_path": (None,),
     "lora_request": (None,),
-    "min_p": (None, 0),
-    "presence_penalty": (None, 0),
     "prompt_embeds": (None,),
-    "repetition_penalty": (None, 1),
     "suffix": (None, ""),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
@@ -65,6 +60,11 @@ class GenerationFields(Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None

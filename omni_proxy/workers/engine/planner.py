@@ -213,8 +213,9 @@ class Planner:
         """Drafts for what decodes, of the budget that is left and in blocks that nobody needs."""
         chunks = []
         for chunk in decodes:
-            # A structure's mask is known for the next token only.
-            free = chunk.seq.request.guide is None
+            # A structure's mask, and penalties for what was said, are known for the next token only.
+            request = chunk.seq.request
+            free = request.guide is None and not request.sampling.counts_tokens
             draft = drafter.propose(chunk.seq, len(decodes), budget) if free else ()
             budget -= len(draft)
             chunks.append(replace(chunk, draft=draft) if draft and self._spare_blocks(chunk.seq, len(draft)) else chunk)

@@ -15,6 +15,7 @@ from torch import Tensor
 import omni_kernels as ops
 from omni_proxy.workers.engine.checkpoint import Checkpoint
 from omni_proxy.workers.engine.model import Batch, DecoderModel, Experts
+from omni_proxy.workers.engine.penalties import Said
 from omni_proxy.workers.engine.planner import Chunk
 from omni_proxy.workers.engine.sampler import Draw, Drawn, sample, score
 from omni_proxy.workers.engine.types import Guide
@@ -151,10 +152,11 @@ class Runner:
     def _draw(self, chunk: Chunk, index: int) -> Draw:
         """How token number `index` of the answer is drawn."""
         sampling, guide = chunk.seq.request.sampling, chunk.seq.request.guide
+        said = Said(chunk.seq.tokens, chunk.seq.prompt_len)
         if guide is not None:  # it says itself when the answer may end
-            return Draw(sampling, chunk.seq.seed, index, allowed=guide.allowed())
+            return Draw(sampling, chunk.seq.seed, index, allowed=guide.allowed(), said=said)
         forbidden = sampling.stop_token_ids | self._eos if index < sampling.min_tokens else frozenset[int]()
-        return Draw(sampling, chunk.seq.seed, index, forbidden)
+        return Draw(sampling, chunk.seq.seed, index, forbidden, said=said)
 
 
 def _guide_on(guide: Guide | None, drawn: Sequence[Drawn]) -> None:

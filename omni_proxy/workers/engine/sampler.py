@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import omni_kernels as ops
+from omni_proxy.workers.engine.penalties import NOTHING_SAID, Said, shaped
 from omni_proxy.workers.engine.types import SamplingParams, TokenLogprob
 
 _MASK: Final = (1 << 64) - 1
@@ -34,6 +35,8 @@ class Draw:
     """Token ids that must not be drawn (end tokens before `min_tokens`)."""
     allowed: NDArray[np.bool_] | None = None
     """[vocab] of the tokens that may be drawn (a structured answer); None: all."""
+    said: Said = NOTHING_SAID
+    """Prompt and answer so far, for penalties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     Reported log-probabilities are those of the model's own distribution, before temperature and masks.
     """
     logits = logits.float()
-    tokens = _pick(_forbid(logits, draws), draws)
+    wanted = shaped(logits, [draw.sampling for draw in draws], [draw.said for draw in draws])
+    tokens = _pick(_forbid(wanted, draws), draws)
     logprobs = _logprobs(logits, draws, tokens)
     return [Drawn(token, logprobs.get(i)) for i, token in enumerate(tokens)]
 

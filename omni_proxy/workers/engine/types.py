@@ -64,6 +64,23 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives reported for each token; 0 reports the drawn token alone; None reports nothing."""
+    min_p: float = 0.0
+    """Least likelihood of a token, as a share of the likeliest one's."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, and what is added to their logits."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """What was said before changes what is drawn."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def shapes_logits(self) -> bool:
+        """The logits are changed before a token is drawn."""
+        return self.counts_tokens or self.min_p > 0 or bool(self.logit_bias)
 
 
 @dataclass(frozen=True, slots=True)

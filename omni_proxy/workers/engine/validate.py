@@ -46,6 +46,13 @@ def _check_sampling(sampling: SamplingParams, info: EngineInfo) -> None:
     _require(warm, "temperature", "must be 0 or more")
     _require(0 < sampling.top_p <= 1, "top_p", "must be above 0 and at most 1")
     _require(sampling.top_k >= 0, "top_k", "must be 0 (all tokens) or more")
+    _require(0 <= sampling.min_p <= 1, "min_p", "must be in 0..1")
+    penalty = sampling.repetition_penalty
+    _require(isfinite(penalty) and penalty > 0, "repetition_penalty", "must be above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        _require(isfinite(getattr(sampling, name)), name, "must be a number")
+    known = all(0 <= t < info.vocab_size and isfinite(bias) for t, bias in sampling.logit_bias)
+    _require(known, "logit_bias", f"must name ids in 0..{info.vocab_size - 1}")
     in_range = 0 <= sampling.min_tokens <= sampling.max_tokens
     _require(in_range, "min_tokens", f"must be in 0..{sampling.max_tokens} (max_tokens)")
     if sampling.logprobs is not None:
