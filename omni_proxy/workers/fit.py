@@ -10,7 +10,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from omni_proxy.config import ConnectorName, Worker
-from omni_proxy.messages import Role
+from omni_proxy.messages import Mode, Role
+from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.facts import Facts
 
 ENGINES: Final[Mapping[str, frozenset[str]]] = {
@@ -34,6 +35,9 @@ class Unfit(Exception):
 def connector_of(worker: Worker, facts: Facts) -> str:
     """The connector for a worker: the one of its config, else what it speaks. Raises Unfit."""
     wanted = worker.connector
+    if worker.role is Role.ENCODE:  # it hands no KV over, whatever it could
+        named = wanted is not None and wanted is not ConnectorName.AUTO
+        return wanted.value if named and wanted is not None else ConnectorName.AGGREGATED.value
     if wanted is None or wanted is ConnectorName.AUTO:
         found = _detected(worker, facts)
         _check_role(worker, facts)
@@ -83,7 +87,9 @@ def apart(one: Facts, other: Facts) -> str | None:
 
 
 def missing_of(worker: Worker, connector: str, facts: Facts, callbacks: bool) -> str | None:
-    """What a connector needs to know of a worker and nobody said; None where nothing is missing."""
+    """What a connector needs of a worker and does not have; None where nothing is missing."""
+    if worker.role is Role.MIXED and Mode.AGGREGATED not in CONNECTORS[connector].modes:
+        return f"no worker does both legs with {connector}: its role can be prefill or decode"
     if connector == ConnectorName.VLLM_P2P_NCCL and not worker.kv_address:
         return "the address of its KV connector is not known: set 'kv_address', or let it announce itself"
     if connector == ConnectorName.VLLM_MOONCAKE and worker.role is Role.PREFILL and not facts.engine_ids:

@@ -136,6 +136,9 @@ VLLM = Facts(engine="vllm", version="0.32.0")
         ({"connector": "vllm-nixl"}, Facts(engine="omni", connector="omni"), "vllm-nixl"),
         ({"connector": "vllm-nixl"}, Facts(), "vllm-nixl"),
         ({"connector": "sglang", "checks": False}, VLLM, "sglang"),
+        ({"role": "encode"}, Facts(engine="tgi", connector="aggregated"), "aggregated"),
+        ({"role": "encode", "connector": "auto"}, Facts(engine="sglang", role=Role.DECODE), "aggregated"),
+        ({"role": "encode", "connector": "vllm-nixl"}, Facts(), "vllm-nixl"),
         ({"connector": "aggregated", "role": "mixed"}, Facts(engine="sglang", connector="sglang"), "aggregated"),
     ],
 )
@@ -190,3 +193,5 @@ def test_what_a_connector_needs() -> None:
     assert missing_of(worker(role="decode"), "vllm-mooncake", Facts(), False) is None
     assert "callbacks" in (missing_of(worker(), "ascend-layerwise", Facts(), False) or "")
     assert missing_of(worker(), "ascend-layerwise", Facts(), True) is None
+    assert "no worker does both legs" in (missing_of(worker(role="mixed"), "sglang", Facts(), True) or "")
+    assert missing_of(worker(role="mixed"), "vllm-mooncake", Facts(), True) is None
