@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -28,7 +32,7 @@ from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
 from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Model, Worker
 from omni_proxy.core import Core, CoreSettings
-from omni_proxy.driver import Driver
+from omni_proxy.driver import Driver, Watcher
 from omni_proxy.errors import Rejected
 from omni_proxy.flow.settings import fields_of
 from omni_proxy.lifecycle.retries import RetryPolicy
@@ -38,6 +42,7 @@ from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
 from omni_proxy.observe.recorder import Recorder
+from omni_proxy.observe.replicas import ReplicaMetrics
 from omni_proxy.observe.tallies import Tallies
 from omni_proxy.observe.timelines import Timelines
 from omni_proxy.prompts.chat_template import ChatTemplateError
@@ -58,6 +63,9 @@ from omni_proxy.workers.membership import Membership
 from omni_proxy.workers.probe import Description
 from omni_proxy.workers.roster import CONFIG, Roster
 from omni_proxy.workers.upstream import Upstreams
+
+if TYPE_CHECKING:
+    from omni_proxy.replicas.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -93,15 +101,19 @@ class Scheduling:
         self.draining = False
         self._aliases = _served(config).aliases()
         self._leaving: set[asyncio.Task[None]] = set()
-        self.core = core = Core(core_settings(config))
+        name = _replica_name(config)
+        settings = replace(core_settings(config), seed=crc32(name.encode()))
+        self.core = core = Core(settings)
         self.timelines = Timelines(config.timelines)
         self.tallies = Tallies()
         self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count), self.tallies)
-        self.kv_events = KvEvents(self._post) if core.caches is not None else None
+        self.kv_events = KvEvents(self.post) if core.caches is not None else None
         self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
-        self.recorder = _recorder(config)
+        self.recorder = _recorder(config, settings)
         recorders = [self.recorder] if self.recorder is not None else []
-        self.driver = Driver(core, [self.tallies, self.timelines, self.prefixes], recorders)
+        watchers: list[Watcher] = [self.tallies, self.timelines, self.prefixes]
+        self.replicas = _link(config, name, self, watchers)
+        self.driver = Driver(core, watchers, recorders)
         self.membership = Membership(self.driver.post, config.health, config.callbacks is not None)
         self.roster = Roster(config.workers, self._use)
         self._announcing = _announcing(config, self.roster)
@@ -111,6 +123,10 @@ class Scheduling:
         registry = CollectorRegistry()
         registry.register(self.metrics)
         registry.register(self.prefixes)
+        self._keeping_in_touch: asyncio.Task[None] | None = None
+        if self.replicas is not None:
+            registry.register(ReplicaMetrics(self.replicas))
+            self._keeping_in_touch = asyncio.create_task(self.replicas.run(), name="replicas")
         self.app: FastAPI = create_app(self, registry)
         self.admin = None if config.admin is None else AdminServer(config.admin, create_admin_app(self))
 
@@ -158,13 +174,18 @@ class Scheduling:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
         await self.membership.close()
+        if self.replicas is not None and self._keeping_in_touch is not None:
+            self._keeping_in_touch.cancel()
+            await asyncio.gather(self._keeping_in_touch, return_exceptions=True)
+            await self.replicas.close()
         if self.kv_events is not None:
             await self.kv_events.close()
         self.driver.close()
         if self.recorder is not None:
             self.recorder.close()
 
-    def _post(self, event: Event) -> None:
+    def post(self, event: Event) -> None:
+        """Bring an event to the core."""
         self.driver.post(event)
 
     def _described(self, worker: Worker, said: Description) -> None:
@@ -199,6 +220,39 @@ class Scheduling:
 
     def last(self, count: int) -> list[RequestRecord]:
         return self.timelines.last(count)
+
+
+def _replica_name(config: Config) -> str:
+    """Empty where this gateway is the only one."""
+    if config.replicas is None:
+        return ""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
+    return config.replicas.name or f"{host}-{secrets.token_hex(3)}"
+
+
+def _link(config: Config, name: str, scheduling: Scheduling, watchers: list[Watcher]) -> Link | None:
+    """The way to the other gateways, where there are any. Raises ConfigError."""
+    wanted = config.replicas
+    if wanted is None:
+        return None
+    try:
+        from omni_proxy.replicas.account import Account
+        from omni_proxy.replicas.link import Link
+    except ImportError as exc:
+        raise ConfigError(f"replicas: needs the extra [redis]: pip install 'omni-proxy[redis]' ({exc})") from exc
+    account = Account(name, scheduling.core, lambda: link.changed())
+    link = Link(
+        wanted.redis,
+        wanted.group,
+        name,
+        wanted.report_s,
+        wanted.lease_s,
+        time.monotonic,
+        account.report,
+        scheduling.post,
+    )
+    watchers.append(account)
+    return link
 
 
 class Front:
@@ -374,11 +428,11 @@ def _report_end(task: asyncio.Task[None]) -> None:
         logger.error("%s have ended", task.get_name(), exc_info=task.exception())
 
 
-def _recorder(config: Config) -> Recorder | None:
+def _recorder(config: Config, settings: CoreSettings) -> Recorder | None:
     if config.record is None:
         return None
     try:
-        return Recorder(config.record, core_settings(config))
+        return Recorder(config.record, settings)
     except OSError as exc:
         raise ConfigError(f"record: cannot open {config.record}: {exc.strerror}") from exc
 

@@ -437,6 +437,27 @@ class AccessLog(_Model):
     format: LogFormat = LogFormat.JSON
 
 
+def _redis_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix") or not (parts.hostname or parts.scheme == "unix"):
+        raise ValueError("must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH")
+    return url
+
+
+class Replicas(_Model):
+    """Other gateways before the same workers (docs/deploy.md); those with the same `group` share one view."""
+
+    redis: Annotated[str, AfterValidator(_redis_url)]
+    """Or Valkey."""
+    group: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
+    """Of this gateway; None: made of the host's name and a random part."""
+    report_s: Annotated[float, Field(ge=0.001, le=1)] = 0.01
+    """At most so often what is held here is told to the others."""
+    lease_s: Annotated[float, Field(ge=0.5, le=60)] = 3.0
+    """A gateway that was not heard for so long is gone, with all that it held."""
+
+
 class Config(_Model):
     """Everything an operator may set for one gateway."""
 
@@ -460,6 +481,8 @@ class Config(_Model):
     announcements: Announcements | None = None
     resume: bool | tuple[Annotated[str, Field(min_length=1)], ...] = False
     """Streams whose decode worker dies go on with another pair (docs/resume.md): of all models, or of those named."""
+    replicas: Replicas | None = None
+    """None: this gateway is the only one before its workers."""
     access_log: AccessLog = AccessLog()
     record: str | None = None
     """A file for the core's events and effects, for `omni-proxy replay`."""
@@ -545,5 +568,12 @@ def effective(config: Config) -> str:
             worker["api_key"] = "***"
     if data["admin"] is not None and data["admin"]["token"] is not None:
         data["admin"]["token"] = "***"
+    if config.replicas is not None and "@" in config.replicas.redis:
+        data["replicas"]["redis"] = _without_password(config.replicas.redis)
     text: str = yaml.safe_dump(data, sort_keys=False)
     return text
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,1 @@
+"""Several gateways before the same workers: what they tell each other, and how it travels."""
