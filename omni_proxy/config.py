@@ -515,12 +515,29 @@ class Config(_Model):
         return self
 
     @model_validator(mode="after")
+    def _prefill_has_decode(self) -> Self:
+        decode = [w for w in self.workers if w.role is Role.DECODE]
+        for worker in self.workers if decode and self.schedule_mode is not ScheduleMode.AGGREGATED else ():
+            if worker.role is Role.PREFILL and not any(_can_hand_over(worker, other) for other in decode):
+                raise ValueError(
+                    f"worker {worker.name}: no decode worker has its group {worker.group!r} and its connector"
+                    f"{'' if worker.connector is None else f' {worker.connector.value!r}'}, so nobody can take its KV"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _buckets_name_workers(self) -> Self:
         known = {worker.name for worker in self.workers}
         for number, bucket in enumerate(self.scheduling.length_buckets):
             if unknown := sorted(set(bucket.workers) - known):
                 raise ValueError(f"scheduling.length_buckets[{number}].workers: there is no worker {unknown[0]!r}")
         return self
+
+
+def _can_hand_over(prefill: Worker, decode: Worker) -> bool:
+    """As far as both say; what they do not say is asked of them."""
+    connectors = {prefill.connector, decode.connector} - {None}
+    return prefill.group == decode.group and len(connectors) < 2
 
 
 def load(path: Path) -> Config:

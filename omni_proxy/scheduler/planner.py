@@ -154,10 +154,8 @@ class Planner:
 
     def next_wakeup(self) -> float | None:
         """The instant at which to plan again though nothing else happens, or None."""
-        wake = self.prefill.wake_at if self.prefill_queue.waits else None
-        if wake is None or self._opening is None:
-            return self._opening if wake is None else wake
-        return min(wake, self._opening)
+        instants = (self.prefill.wake_at if self.prefill_queue.waits else None, self._opening, self._roles.look_at)
+        return min([at for at in instants if at is not None], default=None)
 
     def plan(self, now: float) -> Iterator[Request]:
         """Grant leases to waiting requests, as far as anything has changed since the last time.

@@ -71,6 +71,11 @@ class Roles:
         self._step_limit_s = step_limit_s
         self.members_changed()
 
+    @property
+    def look_at(self) -> float | None:
+        """When to look again though nothing happens; None: never."""
+        return self._look_at if self.elastic else None
+
     def members_changed(self) -> None:
         """Give a side to each mixed worker that has none, and see to it that each side has a worker."""
         for workers in self._groups().values():

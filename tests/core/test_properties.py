@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_proxy.core import Core, CoreSettings
+from omni_proxy.flow.settings import fields_of
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.lifecycle.timeline import stage_seconds, stage_spans
 from omni_proxy.messages import (
@@ -31,6 +33,7 @@ from omni_proxy.messages import (
     LegSent,
     Mode,
     PrefillDone,
+    Reconfigured,
     Role,
     StartDecode,
     StartPrefill,
@@ -181,6 +184,7 @@ class World:
             admission=Admission(max_waiting_requests=6, max_waiting_tokens=1500),
             retries=RetryPolicy(max_retries=2),
         )
+        self.settings = settings
         self.core = Core(settings)
         aggregated = mode is Mode.AGGREGATED or scheduling.aggregate_below_tokens != 0 or scheduling.elastic_roles
         self.audit = Audit(aggregated, scheduling.elastic_roles)
@@ -232,9 +236,19 @@ class World:
             spec(tokens, model, tokenize=b % 3 == 0, whole=b % 11 == 10),
         )
 
+    def other_settings(self, a: int) -> Event:
+        """Another order, another share for the late: what else the world is made of stays."""
+        changed = replace(
+            self.settings.scheduling,
+            order=list(ORDERS)[a % len(ORDERS)],
+            starved_share=(0.5, 1.0)[a % 2],
+            ageing=(None, 1.0)[a % 3 == 0],
+        )
+        return Reconfigured(fields_of(replace(self.settings, scheduling=changed)))
+
     def finish(self) -> None:
         """Nobody fails any more: everything must end, and soon."""
-        for _ in range(10 * (self.arrived + 1)):
+        for _ in range(10 * (self.arrived + 1) + 200):  # sides are looked at four times a second
             for rid in sorted(self.audit.open):
                 self.tell(Tokenized(rid, 10))
             for lease in list(self.audit.live):
@@ -290,6 +304,7 @@ _HAPPENINGS: tuple[Callable[[World, int, int], Event], ...] = (
     lambda world, a, b: WorkerDown(f"w{a % 8}", "down"),
     lambda world, a, b: WorkerDraining(f"w{a % 8}"),
     lambda world, a, b: WorkerRemoved(f"w{a % 8}"),
+    lambda world, a, b: world.other_settings(a),
     lambda world, a, b: FrontLost(f"f{a % 2}-") if b % 4 == 0 else Tick(),
 )
 
@@ -346,3 +361,14 @@ def test_every_request_ends_once_and_everything_comes_home(
 @given(script=SCRIPTS, mode=st.sampled_from([None, *Mode]), scheduling=st.sampled_from(SCHEDULINGS))
 def test_one_script_has_one_trace(mode: Mode | None, scheduling: SchedulingSettings, script: list[Op]) -> None:
     assert play(mode, scheduling, script).trace == play(mode, scheduling, script).trace
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ten_thousand_scripts_of_faults() -> None:
+    """As above, by number: one script for each seed, with modes and settings in turn."""
+    modes, ended = [None, *Mode], 0
+    for seed in range(10_000):
+        world = play(modes[seed % len(modes)], SCHEDULINGS[seed % len(SCHEDULINGS)], _long_script(seed))
+        ended += len(world.audit.closed)
+    assert ended > 100_000
