@@ -77,6 +77,18 @@ def test_several_answers_each_keep_to_the_structure(real: tuple[httpx.Client, Pa
     assert len({choice["text"] for choice in choices}) > 1
 
 
+def test_structures_outlive_preemption_and_neighbours(real: tuple[httpx.Client, Path]) -> None:
+    """Four answers in a cache that holds two of them: some are computed again in the middle."""
+    engine = Engine(EngineConfig(str(real[1]), block_size=4, kv_cache_bytes=4 * 4 * 2 * 2 * 2 * 12 * 30, threads=1))
+    engine.start()
+    with LiveServer(engine, real[1]).serving() as server:
+        body = {"prompt": "hello", "n": 4, "max_tokens": 70, "guided_regex": "[ab]{50}", "temperature": 1.0, "seed": 3}
+        choices = httpx.post(server.url + "/v1/completions", json=body, timeout=60, trust_env=False).json()["choices"]
+        assert engine.stats().preemptions > 0
+    engine.stop()
+    assert all(re.fullmatch("[ab]{50}", choice["text"]) for choice in choices)
+
+
 def test_one_of_some_choices(real: tuple[httpx.Client, Path]) -> None:
     assert answer(real, guided_choice=["a.b", "c|d"])["message"]["content"] in ("a.b", "c|d")
 

@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import httpx
@@ -160,6 +161,34 @@ def fails(worker: WorkerProcess) -> str:
 def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     assert "nowhere: no such model folder" in fails(start_worker(tmp_path / "nowhere"))
     assert "tokenizer.json: no such file" in fails(start_worker(tmp_path))
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def add_layer(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+
+
+def rename(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (cut, "model.safetensors: not a whole safetensors file"),
+        (add_layer, "model.safetensors: tensor model.layers.2."),
+        (rename, "config.json: model_type 'gpt2' is not supported"),
+    ],
+)
+def test_a_bad_checkpoint_is_one_line(model: Path, tmp_path: Path, spoil: Callable[[Path], None], text: str) -> None:
+    folder = Path(copytree(model, tmp_path / "spoilt"))
+    spoil(folder)
+    assert text in fails(start_worker(folder))
 
 
 def test_a_port_in_use_is_one_line(model: Path) -> None:
