@@ -346,10 +346,13 @@ async def test_in_parallel_a_d_that_floods_before_p_has_answered_waits(start: St
     rig = await start({"connector": "sglang"}, p0=prefill, d0=decode)
     asked = asyncio.create_task(ask(rig))
     seen = await rig.seen("d0")
+    exchanges = rig.gateway.front.edge.exchanges
     async with asyncio.timeout(5):
-        while seen.writer.transport.get_write_buffer_size() == 0:
+        while not (held := [leg for x in exchanges.values() for leg in x.legs.values() if leg.held_up]) or (
+            seen.writer.transport.get_write_buffer_size() == 0
+        ):
             await asyncio.sleep(0.01)
-    leg = next(leg for leg in next(iter(rig.gateway.front.edge.exchanges.values())).legs.values() if leg.held_up)
+    (leg,) = held
     assert leg._size < 2 << 20
     go.set()
     answer = await asked
