@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from omni_kernels import bench
 from omni_kernels.bench import timing
 from omni_kernels.bench.__main__ import main
 from omni_kernels.bench.cases import DEMO
@@ -50,6 +54,23 @@ def test_a_peer_that_fails_is_quoted(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho 'first' >&2\necho 'no such kernel' >&2\nexit 1\n")
     python.chmod(0o700)
     assert vllm_times(tmp_path, DEMO, [1], 1) == ({}, "vLLM: no such kernel")
+
+
+@pytest.mark.slow
+def test_the_run_for_a_gpu_goes_through_without_one(tmp_path: Path) -> None:
+    script = Path(bench.__file__).parents[2] / "bench" / "h200.py"
+    out = tmp_path / "rows.json"
+    done = subprocess.run(
+        [sys.executable, str(script), "--dry-run", "--json", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(out.read_text())
+    assert [row["rows"] for row in rows] == [1, 8, 64]
+    assert all(row["triton"] > 0 and row["grouped_mm"] > 0 and row["triton fp8"] > 0 for row in rows)
 
 
 def test_the_least_of_the_turns_counts() -> None:

@@ -1,8 +1,12 @@
 // Row-wise ops: norm, rotary embedding, gate, router. Included inside namespace OMNI_NS, after gemm.h.
+// Rows are a page or two long, and hardware fetches ahead within a page only: the loops fetch the next row's lines.
 INLINE void norm_row(const float* x, const float* weight, int64_t n, float eps, float* out) {
     vf sum{};
     int64_t i = 0;
-    for (; i + W <= n; i += W) sum = load(x + i) * load(x + i) + sum;
+    for (; i + W <= n; i += W) {
+        __builtin_prefetch(x + i + n);
+        sum = load(x + i) * load(x + i) + sum;
+    }
     float total = hsum(sum);
     for (; i < n; i++) total += x[i] * x[i];
     const float inverse = 1.0f / __builtin_sqrtf(total / float(n) + eps);
@@ -27,7 +31,11 @@ INLINE void rope_row(const float* x, const float* cos, const float* sin, int64_t
 
 INLINE void silu_row(const float* gate, const float* up, int64_t n, float* out) {
     int64_t i = 0;
-    for (; i + W <= n; i += W) store(out + i, silu(load(gate + i)) * load(up + i));
+    for (; i + W <= n; i += W) {
+        __builtin_prefetch(gate + i + 2 * n);
+        __builtin_prefetch(up + i + 2 * n);
+        store(out + i, silu(load(gate + i)) * load(up + i));
+    }
     if (i < n) {
         float lane[3][W] = {};
         for (int64_t j = i; j < n; j++) lane[0][j - i] = gate[j], lane[1][j - i] = up[j];
