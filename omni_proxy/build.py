@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
@@ -30,7 +31,7 @@ from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
-from omni_proxy.config import Config, ConfigError, KvCachePolicy, LogFormat, Model, Worker
+from omni_proxy.config import Config, ConfigError, Kubernetes, KvCachePolicy, LogFormat, Model, Worker
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver, Watcher
 from omni_proxy.errors import Rejected
@@ -57,6 +58,10 @@ from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
 from omni_proxy.workers.announcements import AnnouncedWorkers
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import client_files, dp_size, rank_names
+from omni_proxy.workers.discovery.file import FileSource
+from omni_proxy.workers.discovery.finder import Finder, Source, SourceState
+from omni_proxy.workers.discovery.kubernetes import PodSource, account_token, in_cluster
+from omni_proxy.workers.discovery.vetting import Refused
 from omni_proxy.workers.kv_events import KvEvents
 from omni_proxy.workers.kv_sources import by_member, sources_of
 from omni_proxy.workers.membership import Membership
@@ -117,6 +122,9 @@ class Scheduling:
         self.membership = Membership(self.driver.post, config.health, config.callbacks is not None)
         self.roster = Roster(config.workers, self._use)
         self._announcing = _announcing(config, self.roster)
+        self.finder = Finder(_sources(config), self.roster.set, _own_addresses(config))
+        self._finding = asyncio.create_task(self.finder.run(), name="discovery")
+        self._finding.add_done_callback(_report_end)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
             self.membership.on_change(self.kv_events.keep)
@@ -170,6 +178,8 @@ class Scheduling:
         """No more probes, no more ticks."""
         for task in self._leaving:
             task.cancel()
+        self._finding.cancel()
+        await asyncio.gather(self._finding, return_exceptions=True)
         if self._announcing is not None:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
@@ -210,6 +220,10 @@ class Scheduling:
 
     def workers(self) -> list[WorkerLoad]:
         return list(self.core.workers())
+
+    def discovery(self) -> tuple[list[SourceState], list[Refused]]:
+        """How sources of workers stand, and whom they named in vain."""
+        return list(self.finder.states.values()), self.finder.refused()
 
     def find(self, request_id: str) -> RequestRecord | None:
         live = next((r for r in self.live() if request_id in (r.rid, r.external_id)), None)
@@ -421,6 +435,35 @@ def _announcing(config: Config, roster: Roster) -> asyncio.Task[None] | None:
     task = asyncio.create_task(announced.run(), name="announcements")
     task.add_done_callback(_report_end)
     return task
+
+
+def _sources(config: Config) -> list[Source]:
+    """The sources that the config names. Raises ConfigError."""
+    wanted = config.discovery
+    sources: list[Source] = []
+    if wanted.file is not None:
+        sources.append(FileSource(wanted.file))
+    if wanted.kubernetes is not None:
+        sources.append(_pods(wanted.kubernetes))
+    return sources
+
+
+def _pods(wanted: Kubernetes) -> PodSource:
+    try:
+        if wanted.api is None:
+            return PodSource(in_cluster(), wanted.namespace, wanted.selector, account_token)
+        client = httpx.AsyncClient(base_url=wanted.api, timeout=10.0, trust_env=False)
+        return PodSource(client, wanted.namespace, wanted.selector)
+    except OSError as exc:
+        raise ConfigError(f"discovery.kubernetes: this is no pod with a service account ({exc})") from exc
+
+
+def _own_addresses(config: Config) -> list[tuple[str, int]]:
+    """Under which a source might name this very gateway."""
+    hosts = {config.listen.host, "127.0.0.1", "::1", "localhost", socket.gethostname()}
+    with contextlib.suppress(OSError):
+        hosts.update(str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None))
+    return [(host, config.listen.port) for host in sorted(hosts)]
 
 
 def _report_end(task: asyncio.Task[None]) -> None:

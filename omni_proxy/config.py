@@ -458,6 +458,24 @@ class Replicas(_Model):
     """A gateway that was not heard for so long is gone, with all that it held."""
 
 
+class Kubernetes(_Model):
+    """Pods that are workers; what they are stands in their annotations (docs/deploy.md)."""
+
+    selector: Annotated[str, Field(min_length=1)]
+    """Of labels, as kubectl takes it."""
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] = "default"
+    api: WorkerUrl | None = None
+    """None: that of the cluster in which the gateway runs, with its service account."""
+
+
+class Discovery(_Model):
+    """Where workers are found besides `workers`; of two with the same URL that of the config counts."""
+
+    file: Path | None = None
+    """YAML with `workers:`, read again whenever it changes."""
+    kubernetes: Kubernetes | None = None
+
+
 class Config(_Model):
     """Everything an operator may set for one gateway."""
 
@@ -481,6 +499,7 @@ class Config(_Model):
     announcements: Announcements | None = None
     resume: bool | tuple[Annotated[str, Field(min_length=1)], ...] = False
     """Streams whose decode worker dies go on with another pair (docs/resume.md): of all models, or of those named."""
+    discovery: Discovery = Discovery()
     replicas: Replicas | None = None
     """None: this gateway is the only one before its workers."""
     access_log: AccessLog = AccessLog()

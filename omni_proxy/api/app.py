@@ -20,6 +20,8 @@ from omni_proxy.messages import RequestRecord
 from omni_proxy.observe.timelines import summary, timeline
 from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.regression import Regression
+from omni_proxy.workers.discovery.finder import SourceState
+from omni_proxy.workers.discovery.vetting import Refused
 
 
 class _ModelId(msgspec.Struct):
@@ -34,6 +36,7 @@ class View(Protocol):
     def wall_offset(self) -> float: ...
     def models(self) -> list[bytes]: ...
     def workers(self) -> list[WorkerLoad]: ...
+    def discovery(self) -> tuple[list[SourceState], list[Refused]]: ...
     def find(self, request_id: str) -> RequestRecord | None: ...
     def live(self) -> list[RequestRecord]: ...
     def last(self, count: int) -> list[RequestRecord]: ...
@@ -94,7 +97,11 @@ def _add_inspection_routes(app: FastAPI, view: View) -> None:
 
     @app.get("/omni/workers", summary="The workers and what they hold")
     async def workers() -> Response:
-        return _json(msgspec.json.encode({"workers": [_worker(w, view.now()) for w in view.workers()]}))
+        found: dict[str, object] = {"workers": [_worker(w, view.now()) for w in view.workers()]}
+        sources, refused = view.discovery()
+        if sources:
+            found |= {"sources": sources, "refused": refused}
+        return _json(msgspec.json.encode(found))
 
 
 def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:

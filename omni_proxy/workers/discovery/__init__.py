@@ -1,0 +1,1 @@
+"""Where workers are found besides the config: each module is one kind of source."""
