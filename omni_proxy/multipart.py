@@ -7,15 +7,20 @@ from typing import Final
 _FORM_MODEL: Final = (b'name="model"', b"name=model\r")
 
 
+MAX_LINE: Final = 256
+"""How far before the field's name its header line may begin."""
+
+
 def _model_place(body: bytes) -> tuple[int, int] | None:
-    """Where the value of the field stands; a file may hold the same words."""
+    """Where the value of the field stands; a file may hold the same words. Takes time in proportion to the body."""
     for mark in _FORM_MODEL:
         at = body.find(mark)
         while at >= 0:
-            start = body.find(b"\r\n\r\n", at) + 4
-            end = body.find(b"\r\n", start)
-            if b"content-disposition" in body[body.rfind(b"\n", 0, at) + 1 : at].lower() and start >= 4 and end >= 0:
-                return start, end
+            line = body[max(0, at - MAX_LINE) : at].rpartition(b"\n")[2]
+            if line.lower().startswith(b"content-disposition:"):
+                start = body.find(b"\r\n\r\n", at) + 4
+                end = body.find(b"\r\n", start) if start >= 4 else -1
+                return None if end < 0 else (start, end)
             at = body.find(mark, at + 1)
     return None
 
