@@ -39,6 +39,8 @@ from omni_proxy.flow.settings import fields_of
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
 from omni_proxy.observe.access_log import AccessLog
+from omni_proxy.observe.expert_loads import ExpertLoad, ExpertLoads
+from omni_proxy.observe.experts import ExpertMetrics
 from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
@@ -62,6 +64,7 @@ from omni_proxy.workers.discovery.file import FileSource
 from omni_proxy.workers.discovery.finder import Finder, Source, SourceState
 from omni_proxy.workers.discovery.kubernetes import PodSource, account_token, in_cluster
 from omni_proxy.workers.discovery.vetting import Refused
+from omni_proxy.workers.expert_reader import ExpertReader
 from omni_proxy.workers.kv_events import KvEvents
 from omni_proxy.workers.kv_sources import by_member, sources_of
 from omni_proxy.workers.membership import Membership
@@ -128,9 +131,16 @@ class Scheduling:
         if self.kv_events is not None:
             self.membership.on_described(self._described)
             self.membership.on_change(self.kv_events.keep)
+        self._expert_loads = ExpertLoads()
+        every_s = config.health.experts_interval_s
+        self._experts = ExpertReader(self.membership.counting_experts, self._expert_loads.read, every_s)
+        self._reading_experts = asyncio.create_task(self._experts.run(), name="expert counters")
+        self._reading_experts.add_done_callback(_report_end)
+        self.membership.on_change(lambda _: self._expert_loads.keep(self.membership.names()))
         registry = CollectorRegistry()
         registry.register(self.metrics)
         registry.register(self.prefixes)
+        registry.register(ExpertMetrics(self._expert_loads.all))
         self._keeping_in_touch: asyncio.Task[None] | None = None
         if self.replicas is not None:
             registry.register(ReplicaMetrics(self.replicas))
@@ -143,6 +153,7 @@ class Scheduling:
         self.driver.post(Reconfigured(fields_of(core_settings(config))))
         self._aliases = _served(config).aliases()
         self.membership.probe_as(config.health)
+        self._experts.interval_s = config.health.experts_interval_s
         self.roster.set(CONFIG, config.workers)
 
     def _use(self, workers: list[Worker]) -> None:
@@ -178,8 +189,9 @@ class Scheduling:
         """No more probes, no more ticks."""
         for task in self._leaving:
             task.cancel()
-        self._finding.cancel()
-        await asyncio.gather(self._finding, return_exceptions=True)
+        for task in (self._finding, self._reading_experts):
+            task.cancel()
+        await asyncio.gather(self._finding, self._reading_experts, return_exceptions=True)
         if self._announcing is not None:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
@@ -224,6 +236,10 @@ class Scheduling:
     def discovery(self) -> tuple[list[SourceState], list[Refused]]:
         """How sources of workers stand, and whom they named in vain."""
         return list(self.finder.states.values()), self.finder.refused()
+
+    def experts(self) -> list[ExpertLoad]:
+        """How the experts of each worker that tells are loaded."""
+        return self._expert_loads.all()
 
     def find(self, request_id: str) -> RequestRecord | None:
         live = next((r for r in self.live() if request_id in (r.rid, r.external_id)), None)

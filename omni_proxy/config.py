@@ -420,6 +420,8 @@ class Health(_Model):
     interval_s: PositiveSeconds = 1.0
     timeout_s: PositiveSeconds = 5.0
     failures_down: Annotated[int, Field(ge=1)] = 2
+    experts_interval_s: PositiveSeconds | None = 15.0
+    """How often workers that count tokens by expert are asked for it; null: never."""
     max_fails: Annotated[int, Field(ge=0)] = 1
     fail_timeout_s: PositiveSeconds = 10.0
 

@@ -17,6 +17,8 @@ from omni_proxy.api.http_out import error_json
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import RequestRecord
+from omni_proxy.observe.expert_loads import ExpertLoad
+from omni_proxy.observe.experts import experts_json
 from omni_proxy.observe.timelines import summary, timeline
 from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.regression import Regression
@@ -37,6 +39,7 @@ class View(Protocol):
     def models(self) -> list[bytes]: ...
     def workers(self) -> list[WorkerLoad]: ...
     def discovery(self) -> tuple[list[SourceState], list[Refused]]: ...
+    def experts(self) -> list[ExpertLoad]: ...
     def find(self, request_id: str) -> RequestRecord | None: ...
     def live(self) -> list[RequestRecord]: ...
     def last(self, count: int) -> list[RequestRecord]: ...
@@ -102,6 +105,10 @@ def _add_inspection_routes(app: FastAPI, view: View) -> None:
         if sources:
             found |= {"sources": sources, "refused": refused}
         return _json(msgspec.json.encode(found))
+
+    @app.get("/omni/experts", summary="How the experts of each worker that counts them are loaded")
+    async def experts() -> Response:
+        return _json(msgspec.json.encode(experts_json(view.experts(), view.wall_offset())))
 
 
 def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:

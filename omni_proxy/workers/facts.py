@@ -68,6 +68,8 @@ class Facts(Struct, frozen=True):
     bootstrap_port: int | None = None
     engine_ids: Mapping[int, str] = {}
     """By data-parallel rank: how its KV connector calls itself."""
+    counts_experts: bool = False
+    """Its metrics tell how its experts are loaded."""
 
 
 def of_models(models: Sequence[Mapping[str, object]]) -> Facts:

@@ -173,6 +173,15 @@ class Membership:
         """The members as operators' calls need them."""
         return [ControlledMember(self, m.config, m.probe, m.connector) for m in self._members.values()]
 
+    def names(self) -> list[str]:
+        """How the workers are called in the config or by who found them, whatever ranks they have."""
+        return list(self._members)
+
+    def counting_experts(self) -> list[CountingMember]:
+        """Those that are up and tell how their experts are loaded."""
+        members = self._members.items()
+        return [CountingMember(name, m.probe) for name, m in members if m.up and m.description.facts.counts_experts]
+
     def remove(self, name: str) -> None:
         """Forget a member."""
         member = self._members.pop(name, None)
@@ -328,6 +337,14 @@ class Membership:
             listener(member.config, member.description)
         for spec in specs(member.config, member.connector, member.description):
             self._post(WorkerUp(spec))
+
+
+class CountingMember:
+    """A member that tells how its experts are loaded."""
+
+    def __init__(self, name: str, probe: Probe) -> None:
+        self.name = name
+        self.metrics = probe.metrics
 
 
 class ControlledMember:

@@ -133,9 +133,17 @@ class Probe:
         entries: list[dict[str, object]] = msgspec.json.decode(response.content)["data"]
         return entries
 
+    async def metrics(self) -> bytes:
+        """The body of its `/metrics`; empty where it has none. Raises httpx.HTTPError, TlsError."""
+        return await self._body("/metrics")
+
     async def _facts(self, listed: Sequence[Mapping[str, object]]) -> Facts:
+        metrics = await self.metrics()
+        facts = await self._engine(of_models(listed), metrics.decode("utf-8", "replace"))
+        return msgspec.structs.replace(facts, counts_experts=b"\nomni_expert_tokens_total{" in metrics)
+
+    async def _engine(self, models: Facts, metrics: str) -> Facts:
         """What it is. Each engine has routes of its own, so that the next question follows from the last answer."""
-        models, metrics = of_models(listed), (await self._body("/metrics")).decode("utf-8", "replace")
         if models.engine == "omni":
             return joined(models, of_version(await self._body("/version")), of_metrics(metrics))
         if models.engine in ("", "sglang"):
