@@ -48,10 +48,13 @@ COMPILED = (
 """The hot path. Structs, pydantic models and subclasses of foreign classes do not compile to what they say: they live
 elsewhere."""
 
+NOTHING_IS_COMPILED_FOR = frozenset({"editable_wheel", "develop", "sdist", "egg_info", "dist_info"})
+"""Editable installs run the files as they are; the others only ask for names, and mypyc takes minutes."""
+
 
 def compiled_modules() -> list[Extension]:
     """The hot path as C extensions, or nothing where it cannot or should not be compiled."""
-    if os.environ.get("OMNI_PURE") == "1" or {"editable_wheel", "develop"} & set(sys.argv):
+    if os.environ.get("OMNI_PURE") == "1" or NOTHING_IS_COMPILED_FOR & set(sys.argv):
         return []
     try:
         from mypyc.build import mypycify

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     sim_options.add_bench(commands, _bench)
     sim_options.add_fit(commands, _fit)
     sim_options.add_fidelity(commands, _fidelity)
+    _add_completion(commands)
     return parser
 
 
@@ -207,6 +208,12 @@ def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
         devices.add_argument(f"--{role}-ranks", type=_positive, default=None, metavar="N", help="ranks of an instance")
     devices.add_argument("--json", action="store_true", help="print JSON")
     devices.set_defaults(run=_devices)
+
+
+def _add_completion(commands: argparse._SubParsersAction[_Parser]) -> None:
+    completion = commands.add_parser("completion", help="print a completion script for a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(run=_completion)
 
 
 def _number(text: str, least: int, most: int | None, what: str) -> int:
@@ -453,6 +460,13 @@ def _devices(options: argparse.Namespace) -> int:
         return run_devices(options, demo_model(), print)
     except LayoutError as exc:
         raise ConfigError(str(exc)) from exc
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from omni_proxy.completion import script
+
+    print(script(_parser(), options.shell))
+    return 0
 
 
 def _log_to_stderr(level: str) -> None:

@@ -1,29 +1,122 @@
-"""What the documents point to is there."""
+"""What the documents say is there: pages, files, commands with their options, extras, markers."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "benchmarks").rglob("*.md")),
-]
-_LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+from omni_proxy.cli import _parser
+from tests.docs_commands import PAGES, ROOT, Command, commands
+
+_LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
+_HEADING = re.compile(r"^#+ +(.*?) *$", re.M)
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+_SHOWN = sorted({command for page in PAGES for command in commands(page)}, key=str)
+
+
+def _shown(program: str) -> list[Command]:
+    return [command for command in _SHOWN if command.words[0] == program]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in _LINK.findall(page.read_text(encoding="utf-8")):
-        if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+    for target, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} points to {target}"
+            if anchor and file.suffix == ".md":
+                assert anchor in _anchors(file), f"{page.name} points to {target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of headings, as GitHub and mkdocs make them of plain words."""
+    headings = _HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_code_that_names_a_page_names_one_that_exists() -> None:
     for source in (ROOT / "omni_proxy").rglob("*.py"):
         for name in re.findall(r"docs/[a-z-]+\.md", source.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{source.name} names {name}"
+
+
+def test_the_pages_show_commands() -> None:
+    """Else the tests below would pass because nothing was found."""
+    verbs = {command.words[1] for command in _shown("omni-proxy") if len(command.words) > 1}
+    assert {"up", "serve", "check", "simulate", "plan", "replay", "worker", "bench", "import-nginx"} <= verbs
+    assert len(_SHOWN) > 60
+
+
+@pytest.mark.parametrize("command", [c for c in _shown("omni-proxy") if c.whole and len(c.words) > 1], ids=str)
+def test_omni_proxy_takes_it(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*command.words[1:]]
+    if {"--help", "--version"} & set(arguments):
+        return
+    try:
+        _parser().parse_args(arguments)
+    except SystemExit:
+        pytest.fail(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", [c for c in _shown("omni-proxy") if not c.whole and len(c.words) > 1], ids=str)
+def test_inline_commands_name_what_exists(command: Command) -> None:
+    parser = _parser()
+    (verbs,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    for word in command.words[1:2]:
+        if word.startswith("-"):
+            assert word in parser._option_string_actions
+        else:
+            assert word in verbs.choices, f"{command}: there is no such command"
+            _flags_exist(command, verbs.choices[word])
+
+
+def _flags_exist(command: Command, parser: argparse.ArgumentParser) -> None:
+    for word in command.words[2:]:
+        flag = word.partition("=")[0]
+        assert not flag.startswith("--") or flag in parser._option_string_actions, f"{command}: there is no {flag}"
+
+
+_MODULES = [c for c in _shown("python") if c.words[1:2] == ("-m",) and c.words[2].startswith(("omni_", "benchmarks."))]
+
+
+@pytest.mark.parametrize("command", _MODULES, ids=str)
+def test_python_modules_exist_with_their_options(command: Command) -> None:
+    module = command.words[2]
+    if module == "omni_proxy":
+        _parser().parse_args(command.words[3:])
+        return
+    places = [root.joinpath(*module.split(".")) for root in (ROOT, ROOT / "kernels")]
+    sources = [place / "__main__.py" for place in places] + [place.with_suffix(".py") for place in places]
+    found = [source for source in sources if source.exists()]
+    assert found, f"{command}: there is no module {module} that could be run"
+    text = "".join(source.read_text(encoding="utf-8") for source in found[0].parent.glob("*.py"))
+    for flag in (word.partition("=")[0] for word in command.words[3:] if word.startswith("--")):
+        assert f'"{flag}"' in text, f"{command}: no module beside {module} has {flag}"
+
+
+@pytest.mark.parametrize("command", [c for c in _SHOWN if c.words[0] == "pytest" or "pytest" in c.words[1:3]], ids=str)
+def test_pytest_finds_its_files_and_markers(command: Command) -> None:
+    markers = {line.partition(":")[0] for line in _PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+    after_m = False
+    for word in command.words[command.words.index("pytest") + 1 :]:
+        if after_m:
+            assert set(re.findall(r"\w+", word)) - {"not", "and", "or"} <= markers, f"{command}: unknown marker"
+        elif word.startswith("tests"):
+            assert (ROOT / word.partition("::")[0]).exists(), f"{command}: there is no {word}"
+        after_m = word == "-m"
+
+
+@pytest.mark.parametrize("command", [c for c in _SHOWN if c.words[0].startswith("scripts/")], ids=str)
+def test_scripts_exist(command: Command) -> None:
+    assert (ROOT / command.words[0]).exists()
+
+
+def test_extras_exist() -> None:
+    extras = set(_PROJECT["project"]["optional-dependencies"])
+    for page in PAGES:
+        for named in re.findall(r"(?:omni-proxy|'\.)\[([\w,-]+)\]", page.read_text(encoding="utf-8")):
+            assert set(named.split(",")) <= extras, f"{page.name}: [{named}]"
