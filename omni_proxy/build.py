@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from omni_proxy.api.admin import AdminServer, create_admin_app
-from omni_proxy.api.app import create_app
+from omni_proxy.api.app import create_app, worker_json
 from omni_proxy.api.callbacks import CallbackServer
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
@@ -57,6 +57,10 @@ from omni_proxy.scheduler.settings import LengthBucket, SchedulingSettings
 from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.token_routes import LocalAnswers
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
+from omni_proxy.ui.feed import Feed
+from omni_proxy.ui.points import Limits as PageLimits
+from omni_proxy.ui.routes import create_router, is_open
+from omni_proxy.ui.sampler import Sampler, Sources, Watched
 from omni_proxy.workers.announcements import AnnouncedWorkers
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import client_files, dp_size, rank_names
@@ -119,7 +123,8 @@ class Scheduling:
         self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
         self.recorder = _recorder(config, settings)
         recorders = [self.recorder] if self.recorder is not None else []
-        watchers: list[Watcher] = [self.tallies, self.timelines, self.prefixes]
+        watched = Watched()
+        watchers: list[Watcher] = [self.tallies, self.timelines, self.prefixes, watched]
         self.replicas = _link(config, name, self, watchers)
         self.driver = Driver(core, watchers, recorders)
         self.membership = Membership(self.driver.post, config.health, config.callbacks is not None)
@@ -131,22 +136,23 @@ class Scheduling:
         if self.kv_events is not None:
             self.membership.on_described(self._described)
             self.membership.on_change(self.kv_events.keep)
-        self._expert_loads = ExpertLoads()
+        self.expert_loads = ExpertLoads()
         every_s = config.health.experts_interval_s
-        self._experts = ExpertReader(self.membership.counting_experts, self._expert_loads.read, every_s)
+        self._experts = ExpertReader(self.membership.counting_experts, self.expert_loads.read, every_s)
         self._reading_experts = asyncio.create_task(self._experts.run(), name="expert counters")
         self._reading_experts.add_done_callback(_report_end)
-        self.membership.on_change(lambda _: self._expert_loads.keep(self.membership.names()))
+        self.membership.on_change(lambda _: self.expert_loads.keep(self.membership.names()))
         registry = CollectorRegistry()
         registry.register(self.metrics)
         registry.register(self.prefixes)
-        registry.register(ExpertMetrics(self._expert_loads.all))
+        registry.register(ExpertMetrics(self.expert_loads.all))
         self._keeping_in_touch: asyncio.Task[None] | None = None
         if self.replicas is not None:
             registry.register(ReplicaMetrics(self.replicas))
             self._keeping_in_touch = asyncio.create_task(self.replicas.run(), name="replicas")
         self.app: FastAPI = create_app(self, registry)
-        self.admin = None if config.admin is None else AdminServer(config.admin, create_admin_app(self))
+        self.page = _page_feed(config, self, watched)
+        self.admin = _admin_server(config, self)
 
     def configure(self, config: Config) -> None:
         """Use another config: limits, scheduling, members and how they are probed. Who has to leave drains first."""
@@ -185,8 +191,18 @@ class Scheduling:
         chosen = [m for m in members if (not names or m.name in names) and role in (None, m.role)]
         return await control(chosen, path, query, body)
 
+    def drain(self, name: str) -> bool:
+        """Give a worker no new work until it is undrained; False: it is nobody's name."""
+        return self.membership.drain(name, "drained by the operator")
+
+    def undrain(self, name: str) -> bool:
+        """Let a worker be used again as soon as it answers; False: it is nobody's name."""
+        self.membership.let_go(name)
+        return any(member.name == name for member in self.membership.controlled())
+
     async def close(self) -> None:
         """No more probes, no more ticks."""
+        self.page.close()
         for task in self._leaving:
             task.cancel()
         for task in (self._finding, self._reading_experts):
@@ -239,7 +255,7 @@ class Scheduling:
 
     def experts(self) -> list[ExpertLoad]:
         """How the experts of each worker that tells are loaded."""
-        return self._expert_loads.all()
+        return self.expert_loads.all()
 
     def find(self, request_id: str) -> RequestRecord | None:
         live = next((r for r in self.live() if request_id in (r.rid, r.external_id)), None)
@@ -250,6 +266,38 @@ class Scheduling:
 
     def last(self, count: int) -> list[RequestRecord]:
         return self.timelines.last(count)
+
+
+def _page_feed(config: Config, scheduling: Scheduling, watched: Watched) -> Feed:
+    """What the web page is fed with, while somebody looks."""
+    core, wanted = scheduling.core, config.scheduling
+    sources = Sources(
+        now=scheduling.now,
+        wall_offset=scheduling.wall_offset,
+        ready=scheduling.ready,
+        workers=core.workers,
+        describe=worker_json,
+        waiting=core.waiting,
+        live_count=core.live_count,
+        live=core.records,
+        last=scheduling.timelines.last,
+        experts=scheduling.experts,
+    )
+    usual = PageLimits()
+    limits = PageLimits(wanted.ttft_target_s or usual.ttft_s, wanted.tpot_limit_s or usual.tpot_s)
+    sampler = Sampler(sources, watched, limits, controls=config.admin is not None)
+    return Feed(sampler, lambda: scheduling.draining)
+
+
+def _admin_server(config: Config, scheduling: Scheduling) -> AdminServer | None:
+    """The operators' port, and the page on it; without one the page is on the clients' port, to be looked at only."""
+    router = create_router(scheduling.page, scheduling)
+    if config.admin is None:
+        scheduling.app.include_router(router)
+        return None
+    app = create_admin_app(scheduling)
+    app.include_router(router)
+    return AdminServer(config.admin, app, is_open)
 
 
 def _replica_name(config: Config) -> str:

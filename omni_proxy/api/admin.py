@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 import uvicorn
@@ -26,6 +26,8 @@ from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import Role
 from omni_proxy.workers.control import CONTROLS, ControlResult
 
+_OWN_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
 
 class Controls(Protocol):
     """Who carries operators' calls to workers."""
@@ -36,22 +38,42 @@ class Controls(Protocol):
         """Call workers by name, or all of a role, or all; None: a name is nobody's."""
         ...
 
+    def drain(self, name: str) -> bool:
+        """Give a worker no new work; False: it is nobody's name."""
+        ...
+
+    def undrain(self, name: str) -> bool:
+        """Let it be used again as soon as it answers."""
+        ...
+
 
 class TokenGuard:
-    """Lets in only who shows the token; everybody where there is none."""
+    """Lets in only who shows the token, and no page of another site; `is_open` names paths that hold no data."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[str], bool] = lambda _path: False) -> None:
         self._app = app
+        self._is_open = is_open
         self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._expected is not None:
-            shown = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not secrets.compare_digest(shown, self._expected):
-                refusal = failure(ErrorCode.UNAUTHORIZED, "This port needs 'Authorization: Bearer' with its token.")
-                await refusal(scope, receive, send)
+        if scope["type"] == "http" and not (scope["method"] == "GET" and self._is_open(scope["path"])):
+            reason = self._refuses(dict(scope["headers"]))
+            if reason is not None:
+                await failure(ErrorCode.UNAUTHORIZED, reason)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _refuses(self, headers: Mapping[bytes, bytes]) -> str | None:
+        if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            return "This port answers no page of another site."
+        if self._expected is None:
+            # A page of another site could give its name our address; browsers then say that name here.
+            host = headers.get(b"host", b"localhost").decode("latin-1")
+            name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+            return None if name in _OWN_NAMES else "Without a token this port answers under this machine's names only."
+        if not secrets.compare_digest(headers.get(b"authorization", b""), self._expected):
+            return "This port needs 'Authorization: Bearer' with its token."
+        return None
 
 
 def create_admin_app(controls: Controls) -> FastAPI:
@@ -59,6 +81,7 @@ def create_admin_app(controls: Controls) -> FastAPI:
     app = FastAPI(title="Omni Proxy admin", docs_url=None, redoc_url=None, openapi_url=None)
     for path in sorted(CONTROLS):
         _add_control(app, controls, path)
+    _add_draining(app, controls)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     return app
@@ -79,6 +102,24 @@ def _add_control(app: FastAPI, controls: Controls, path: str) -> None:
         good = sum(result.ok for result in found)
         summary = {"total": len(found), "success": good, "failed": len(found) - good}
         return reply({"uri": path, "results": found, "summary": summary}, 200 if good == len(found) else 502)
+
+
+def _add_draining(app: FastAPI, controls: Controls) -> None:
+    @app.post("/omni/workers/{name:path}/drain", summary="No new work for a worker; what it has ends")
+    async def drain(name: str) -> Response:
+        return _changed(name, "draining") if controls.drain(name) else _nobody(name)
+
+    @app.post("/omni/workers/{name:path}/undrain", summary="Use it again as soon as it answers")
+    async def undrain(name: str) -> Response:
+        return _changed(name, "used again") if controls.undrain(name) else _nobody(name)
+
+
+def _changed(name: str, state: str) -> Response:
+    return reply({"worker": name, "state": state})
+
+
+def _nobody(name: str) -> Response:
+    return failure(ErrorCode.NOT_FOUND, f"No worker is called {name}.", "worker")
 
 
 def reply(value: object, status: int = 200) -> Response:
@@ -110,11 +151,11 @@ async def _validation_error(request: Request, exc: Exception) -> Response:
 class AdminServer:
     """The admin port's socket and server. Raises ConfigError where the port cannot be had."""
 
-    def __init__(self, admin: Admin, app: ASGIApp) -> None:
+    def __init__(self, admin: Admin, app: ASGIApp, is_open: Callable[[str], bool] = lambda _path: False) -> None:
         self._sock: socket.socket = listening_socket(admin.host, admin.port, 128)
         self.port: int = self._sock.getsockname()[1]
         config = uvicorn.Config(
-            TokenGuard(app, admin.token),
+            TokenGuard(app, admin.token, is_open),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -100,7 +100,7 @@ def _add_inspection_routes(app: FastAPI, view: View) -> None:
 
     @app.get("/omni/workers", summary="The workers and what they hold")
     async def workers() -> Response:
-        found: dict[str, object] = {"workers": [_worker(w, view.now()) for w in view.workers()]}
+        found: dict[str, object] = {"workers": [worker_json(w, view.now()) for w in view.workers()]}
         sources, refused = view.discovery()
         if sources:
             found |= {"sources": sources, "refused": refused}
@@ -111,7 +111,8 @@ def _add_inspection_routes(app: FastAPI, view: View) -> None:
         return _json(msgspec.json.encode(experts_json(view.experts(), view.wall_offset())))
 
 
-def _worker(worker: WorkerLoad, now: float) -> dict[str, object]:
+def worker_json(worker: WorkerLoad, now: float) -> dict[str, object]:
+    """A worker and what it holds, as JSON shows it."""
     spec = worker.spec
     state = "draining" if worker.draining else "up" if worker.up else "down"
     return {

@@ -85,6 +85,9 @@ def timeline(record: RequestRecord, now: float, wall_offset: float) -> JsonObjec
             "leg": p.leg.value,
             "worker": p.worker,
             "reason": p.reason,
+            "start_s": p.start_s,
+            "finish_s": p.finish_s,
+            "cached_tokens": p.cached_tokens,
             "candidates": [{"worker": name, "load": load} for name, load in p.candidates],
         }
         for p in record.placements

@@ -42,6 +42,7 @@ class FrontProcess:
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve clients on a listening socket until `stop`, then drain."""
+        self._pass_on.end_streams_on(stop)
         try:
             await self.front.serve(sock, stop, force)
         finally:

@@ -50,6 +50,7 @@ class SchedulerProcess:
         try:
             async with self.scheduling.serving_admin():
                 await stop.wait()
+                self.scheduling.draining = True
         finally:
             server.close()
             for link in list(self._links):

@@ -163,6 +163,18 @@ class Membership:
             member.held = reason
             self._down(member, reason)
 
+    def drain(self, name: str, reason: str) -> bool:
+        """Give a member no new work until `let_go`; what it has ends. False: it is no member."""
+        member = self._members.get(name)
+        if member is None:
+            return False
+        if not member.leaving:
+            member.held, member.up = reason, False
+            for each in member.names:
+                self._post(WorkerDraining(each))
+            self._tell_of_encoder(member)
+        return True
+
     def let_go(self, name: str) -> None:
         """A member may be used again as soon as it answers."""
         member = self._members.get(name)
