@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from omni_proxy.api.admin import AdminServer, create_admin_app
+from omni_proxy.api.admin_workers import add_worker_routes
 from omni_proxy.api.app import create_app, worker_json
 from omni_proxy.api.callbacks import CallbackServer
 from omni_proxy.api.edge import Edge, EdgeLimits
@@ -39,6 +40,7 @@ from omni_proxy.flow.settings import fields_of
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
 from omni_proxy.observe.access_log import AccessLog
+from omni_proxy.observe.audit import Audit
 from omni_proxy.observe.expert_loads import ExpertLoad, ExpertLoads
 from omni_proxy.observe.experts import ExpertMetrics
 from omni_proxy.observe.log_lines import Ending
@@ -62,6 +64,7 @@ from omni_proxy.ui.points import Limits as PageLimits
 from omni_proxy.ui.routes import create_router, is_open
 from omni_proxy.ui.sampler import Sampler, Sources, Watched
 from omni_proxy.workers.announcements import AnnouncedWorkers
+from omni_proxy.workers.changes import Changes
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import client_files, dp_size, rank_names
 from omni_proxy.workers.discovery.file import FileSource
@@ -72,6 +75,8 @@ from omni_proxy.workers.expert_reader import ExpertReader
 from omni_proxy.workers.kv_events import KvEvents
 from omni_proxy.workers.kv_sources import by_member, sources_of
 from omni_proxy.workers.membership import Membership
+from omni_proxy.workers.operations import Operations
+from omni_proxy.workers.orders import Orders
 from omni_proxy.workers.probe import Description
 from omni_proxy.workers.roster import CONFIG, Roster
 from omni_proxy.workers.upstream import Upstreams
@@ -102,8 +107,8 @@ def core_settings(config: Config) -> CoreSettings:
     )
 
 
-DRAIN_LOOK_S = 0.1
-"""How often a member that has to leave is asked whether it is idle."""
+RELOAD_S = 10.0
+"""So long an operator's call waits for the config to be loaded again."""
 
 
 class Scheduling:
@@ -112,7 +117,6 @@ class Scheduling:
     def __init__(self, config: Config) -> None:
         self.draining = False
         self._aliases = _served(config).aliases()
-        self._leaving: set[asyncio.Task[None]] = set()
         name = _replica_name(config)
         settings = replace(core_settings(config), seed=crc32(name.encode()))
         self.core = core = Core(settings)
@@ -128,7 +132,12 @@ class Scheduling:
         self.replicas = _link(config, name, self, watchers)
         self.driver = Driver(core, watchers, recorders)
         self.membership = Membership(self.driver.post, config.health, config.callbacks is not None)
-        self.roster = Roster(config.workers, self._use)
+        self._orders = orders = Orders()
+        self._changes = changes = Changes(self.membership, lambda: _busy(core.workers()))
+        self.roster = Roster(config.workers, lambda workers: changes.use(orders.applied(workers)))
+        share = None if self.replicas is None else self.replicas.order
+        self.operations = Operations(self.roster, orders, core.workers, _own_addresses(config), share)
+        self._hearing: set[asyncio.Task[None]] = set()
         self._announcing = _announcing(config, self.roster)
         self.finder = Finder(_sources(config), self.roster.set, _own_addresses(config))
         self._finding = asyncio.create_task(self.finder.run(), name="discovery")
@@ -152,6 +161,8 @@ class Scheduling:
             self._keeping_in_touch = asyncio.create_task(self.replicas.run(), name="replicas")
         self.app: FastAPI = create_app(self, registry)
         self.page = _page_feed(config, self, watched)
+        self._ask_reload: Callable[[], None] | None = None
+        self.audit = _audit(config)
         self.admin = _admin_server(config, self)
 
     def configure(self, config: Config) -> None:
@@ -162,20 +173,32 @@ class Scheduling:
         self._experts.interval_s = config.health.experts_interval_s
         self.roster.set(CONFIG, config.workers)
 
-    def _use(self, workers: list[Worker]) -> None:
-        """Make these the members. Who has to leave drains first."""
-        for name in self.membership.set(workers):
-            task = asyncio.create_task(self._remove_when_idle(name), name=f"drain {name}")
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+    def ordered(self, shared: Mapping[str, bytes]) -> None:
+        """Operators of this or another gateway have ordered something."""
+        task = asyncio.create_task(self._hear(shared), name="operators' orders")
+        self._hearing.add(task)
+        task.add_done_callback(self._hearing.discard)
 
-    async def _remove_when_idle(self, name: str) -> None:
-        while self.membership.is_leaving(name):
-            loads = [w for w in self.core.workers() if name in (w.spec.name, w.spec.endpoint)]
-            if all(load.seqs == 0 and load.kv_tokens == load.stranded_tokens for load in loads):
-                self.membership.remove(name)
-                return
-            await asyncio.sleep(DRAIN_LOOK_S)
+    async def _hear(self, shared: Mapping[str, bytes]) -> None:
+        for name in await self.operations.heard(shared):
+            logger.warning("an order about worker %s makes no sense and is not obeyed", name)
+
+    def reload_by(self, ask: Callable[[], None]) -> None:
+        """Who has the config file read again: `ask` comes back at once, and what came of it is in the tallies."""
+        self._ask_reload = ask
+
+    async def reload(self) -> tuple[bool, int] | None:
+        """Have the config read again: is another in force now, and the how-manieth; None: no answer in time."""
+        before = self.tallies.config
+        if self._ask_reload is None:
+            return None
+        self._ask_reload()
+        deadline = self.now() + RELOAD_S
+        while self.tallies.config == before:
+            if self.now() >= deadline:
+                return None
+            await asyncio.sleep(0.02)
+        return self.tallies.config[0] > before[0], self.tallies.config[0]
 
     def serving_admin(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Serve the admin port, if there is one, for as long as the context lasts."""
@@ -191,19 +214,11 @@ class Scheduling:
         chosen = [m for m in members if (not names or m.name in names) and role in (None, m.role)]
         return await control(chosen, path, query, body)
 
-    def drain(self, name: str) -> bool:
-        """Give a worker no new work until it is undrained; False: it is nobody's name."""
-        return self.membership.drain(name, "drained by the operator")
-
-    def undrain(self, name: str) -> bool:
-        """Let a worker be used again as soon as it answers; False: it is nobody's name."""
-        self.membership.let_go(name)
-        return any(member.name == name for member in self.membership.controlled())
-
     async def close(self) -> None:
         """No more probes, no more ticks."""
         self.page.close()
-        for task in self._leaving:
+        self._changes.close()
+        for task in self._hearing:
             task.cancel()
         for task in (self._finding, self._reading_experts):
             task.cancel()
@@ -221,6 +236,7 @@ class Scheduling:
         self.driver.close()
         if self.recorder is not None:
             self.recorder.close()
+        self.audit.close()
 
     def post(self, event: Event) -> None:
         """Bring an event to the core."""
@@ -295,9 +311,23 @@ def _admin_server(config: Config, scheduling: Scheduling) -> AdminServer | None:
     if config.admin is None:
         scheduling.app.include_router(router)
         return None
-    app = create_admin_app(scheduling)
+    app = create_admin_app(scheduling, scheduling.audit)
+    add_worker_routes(app, scheduling.operations, scheduling, scheduling.audit)
     app.include_router(router)
     return AdminServer(config.admin, app, is_open)
+
+
+def _busy(loads: Iterable[WorkerLoad]) -> set[str]:
+    """The workers, by the names of their config, that hold something."""
+    return {w.spec.endpoint or w.spec.name for w in loads if w.seqs or w.kv_tokens != w.stranded_tokens}
+
+
+def _audit(config: Config) -> Audit:
+    path = None if config.admin is None else config.admin.audit_log
+    try:
+        return Audit(path)
+    except OSError as exc:
+        raise ConfigError(f"admin.audit_log: cannot open {path}: {exc.strerror}") from exc
 
 
 def _replica_name(config: Config) -> str:
@@ -328,6 +358,7 @@ def _link(config: Config, name: str, scheduling: Scheduling, watchers: list[Watc
         time.monotonic,
         account.report,
         scheduling.post,
+        scheduling.ordered,
     )
     watchers.append(account)
     return link
@@ -444,6 +475,7 @@ class Gateway:
                 self.front.configure(config)
                 self.scheduling.configure(config)
 
+        self.scheduling.reload_by(asked.set)
         await reload_whenever(asked, reloads, apply)
 
     async def _drain_when(self, stop: asyncio.Event) -> None:

@@ -138,10 +138,14 @@ class Admin(_Model):
     port: Port
     token: Annotated[str, Field(min_length=8)] | None = None
     """Shown as `Authorization: Bearer`; needed where others than this machine can connect."""
+    tokens: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._@-]+$")], Annotated[str, Field(min_length=8)]] = {}
+    """More of them, by whose they are: so operators are called in the audit log."""
+    audit_log: Path | None = None
+    """What was done, a line of JSON for each; None: these lines go to the gateway's log."""
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:
-        if self.token is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+        if self.token is None and not self.tokens and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(f"host {self.host} is open to others: 'token' is required")
         return self
 
@@ -604,8 +608,9 @@ def effective(config: Config) -> str:
     for worker in data["workers"]:
         if worker["api_key"] is not None:
             worker["api_key"] = "***"
-    if data["admin"] is not None and data["admin"]["token"] is not None:
-        data["admin"]["token"] = "***"
+    if data["admin"] is not None:
+        data["admin"]["token"] = data["admin"]["token"] and "***"
+        data["admin"]["tokens"] = dict.fromkeys(data["admin"]["tokens"], "***")
     if config.replicas is not None and "@" in config.replicas.redis:
         data["replicas"]["redis"] = _without_password(config.replicas.redis)
     text: str = yaml.safe_dump(data, sort_keys=False)

@@ -19,11 +19,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from omni_proxy.api.admin_workers import who
 from omni_proxy.api.http_out import error_json
 from omni_proxy.api.serving import QuietServer, listening_socket
 from omni_proxy.config import Admin
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import Role
+from omni_proxy.observe.audit import Audit, digest
 from omni_proxy.workers.control import CONTROLS, ControlResult
 
 _OWN_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -38,56 +40,67 @@ class Controls(Protocol):
         """Call workers by name, or all of a role, or all; None: a name is nobody's."""
         ...
 
-    def drain(self, name: str) -> bool:
-        """Give a worker no new work; False: it is nobody's name."""
-        ...
-
-    def undrain(self, name: str) -> bool:
-        """Let it be used again as soon as it answers."""
-        ...
-
 
 class TokenGuard:
-    """Lets in only who shows the token, and no page of another site; `is_open` names paths that hold no data."""
+    """Lets in only who shows a token, noting whose it is, and no page of another site.
 
-    def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[str], bool] = lambda _path: False) -> None:
+    `is_open` names paths that hold no data.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tokens: Mapping[str, str], is_open: Callable[[str], bool] = lambda _path: False
+    ) -> None:
         self._app = app
         self._is_open = is_open
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._expected = {whose: f"Bearer {token}".encode() for whose, token in tokens.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not (scope["method"] == "GET" and self._is_open(scope["path"])):
-            reason = self._refuses(dict(scope["headers"]))
+            headers = dict(scope["headers"])
+            whose = self._whose(headers)
+            reason = self._refuses(headers, whose)
             if reason is not None:
                 await failure(ErrorCode.UNAUTHORIZED, reason)(scope, receive, send)
                 return
+            if whose is not None:
+                scope.setdefault("state", {})["who"] = whose
         await self._app(scope, receive, send)
 
-    def _refuses(self, headers: Mapping[bytes, bytes]) -> str | None:
+    def _whose(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """Whose token is shown. All are compared: how long that takes tells nothing."""
+        shown = headers.get(b"authorization", b"")
+        return max((who for who, good in self._expected.items() if secrets.compare_digest(shown, good)), default=None)
+
+    def _refuses(self, headers: Mapping[bytes, bytes], whose: str | None) -> str | None:
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             return "This port answers no page of another site."
-        if self._expected is None:
+        if not self._expected:
             # A page of another site could give its name our address; browsers then say that name here.
             host = headers.get(b"host", b"localhost").decode("latin-1")
             name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
             return None if name in _OWN_NAMES else "Without a token this port answers under this machine's names only."
-        if not secrets.compare_digest(headers.get(b"authorization", b""), self._expected):
+        if whose is None:
             return "This port needs 'Authorization: Bearer' with its token."
         return None
 
 
-def create_admin_app(controls: Controls) -> FastAPI:
+def tokens_of(admin: Admin) -> dict[str, str]:
+    """Tokens by whose they are."""
+    unnamed = {} if admin.token is None else {digest(admin.token): admin.token}
+    return {**admin.tokens, **unnamed}
+
+
+def create_admin_app(controls: Controls, audit: Audit) -> FastAPI:
     """The app without its guard."""
     app = FastAPI(title="Omni Proxy admin", docs_url=None, redoc_url=None, openapi_url=None)
     for path in sorted(CONTROLS):
-        _add_control(app, controls, path)
-    _add_draining(app, controls)
+        _add_control(app, controls, path, audit)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     return app
 
 
-def _add_control(app: FastAPI, controls: Controls, path: str) -> None:
+def _add_control(app: FastAPI, controls: Controls, path: str, audit: Audit) -> None:
     @app.post(path, summary="Called on every worker, or on those of ?worker= (several) or ?role=")
     async def control(request: Request) -> Response:
         query = [(k, v) for k, v in request.query_params.multi_items() if k not in ("worker", "role")]
@@ -101,25 +114,9 @@ def _add_control(app: FastAPI, controls: Controls, path: str) -> None:
             return failure(ErrorCode.NOT_FOUND, f"No worker is called {', '.join(names)}.", "worker")
         good = sum(result.ok for result in found)
         summary = {"total": len(found), "success": good, "failed": len(found) - good}
+        called = {"workers": [result.worker for result in found], "query": passed}
+        audit.write(*who(request), path, f"{good} of {len(found)} succeeded", None, called)
         return reply({"uri": path, "results": found, "summary": summary}, 200 if good == len(found) else 502)
-
-
-def _add_draining(app: FastAPI, controls: Controls) -> None:
-    @app.post("/omni/workers/{name:path}/drain", summary="No new work for a worker; what it has ends")
-    async def drain(name: str) -> Response:
-        return _changed(name, "draining") if controls.drain(name) else _nobody(name)
-
-    @app.post("/omni/workers/{name:path}/undrain", summary="Use it again as soon as it answers")
-    async def undrain(name: str) -> Response:
-        return _changed(name, "used again") if controls.undrain(name) else _nobody(name)
-
-
-def _changed(name: str, state: str) -> Response:
-    return reply({"worker": name, "state": state})
-
-
-def _nobody(name: str) -> Response:
-    return failure(ErrorCode.NOT_FOUND, f"No worker is called {name}.", "worker")
 
 
 def reply(value: object, status: int = 200) -> Response:
@@ -155,7 +152,7 @@ class AdminServer:
         self._sock: socket.socket = listening_socket(admin.host, admin.port, 128)
         self.port: int = self._sock.getsockname()[1]
         config = uvicorn.Config(
-            TokenGuard(app, admin.token, is_open),
+            TokenGuard(app, tokens_of(admin), is_open),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -38,6 +38,7 @@ async def _scheduler(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
         watcher = await _end_with_parent(parent_fd, stop)
         process = SchedulerProcess(run_dir.read_config())
         process.scheduling.tallies.config_reloaded(*run_dir.read_reloads())
+        process.scheduling.reload_by(lambda: os.kill(os.getppid(), signal.SIGHUP))  # the supervisor reads the file
         calm_collector()
 
         def reload() -> None:

@@ -47,6 +47,8 @@ class _Watched:
     """Its members, one for each data-parallel rank."""
     refused: str = ""
     """Why it is not used although it answers."""
+    shown: tuple[Member, ...] | None = None
+    """Its ranks as those who send requests see them, while nothing about them changes."""
 
 
 class Membership:
@@ -60,6 +62,7 @@ class Membership:
         self._members: dict[str, _Watched] = {}
         self._described: list[Callable[[Worker, Description], None]] = []
         self._listeners: list[Callable[[tuple[Member, ...]], None]] = []
+        self._told: tuple[Member, ...] = ()
         self._client = httpx.AsyncClient(timeout=health.timeout_s, trust_env=False)
 
     def on_described(self, listener: Callable[[Worker, Description], None]) -> None:
@@ -77,14 +80,7 @@ class Membership:
 
     def members(self) -> tuple[Member, ...]:
         """All members as those who send requests need them."""
-        return tuple(
-            member
-            if watched.up or watched.config.role is not Role.ENCODE
-            else msgspec.structs.replace(member, up=False)
-            for watched in self._members.values()
-            if watched.connector
-            for member in members(watched.config, watched.connector, watched.description)
-        )
+        return tuple(member for watched in self._members.values() for member in _shown(watched))
 
     # ------------------------------------------------------------------ changes
 
@@ -105,19 +101,25 @@ class Membership:
     def set(self, workers: Iterable[Worker]) -> list[str]:
         """Make these the members, with as little disturbance as can be.
 
-        Returns those that have to leave: they drain, and whoever called calls `remove` when they hold nothing any more.
+        Returns those that have to leave from now on: they drain, and whoever called calls `remove` when they hold
+        nothing any more.
         """
         wanted = {worker.name: worker for worker in workers}
         for worker in wanted.values():
             member = self._members.get(worker.name)
-            if member is None or member.leaving:
+            if member is None:
                 self.add(worker)
-            elif worker != member.config:
+            elif member.leaving or worker != member.config:
                 self._change(member, worker)
-        leaving = [name for name in self._members if name not in wanted]
+        leaving = [name for name, member in self._members.items() if name not in wanted and not member.leaving]
         for name in leaving:
             self._drain(self._members[name])
         return leaving
+
+    def config_of(self, name: str) -> Worker | None:
+        """A member as it was last asked for."""
+        member = self._members.get(name)
+        return None if member is None else member.config
 
     def is_leaving(self, name: str) -> bool:
         """Does a member drain, and has not been taken back meanwhile?"""
@@ -129,16 +131,27 @@ class Membership:
         if worker.down:
             self._drain(member)
             member.config, member.leaving = worker, False
+        elif member.leaving or member.config.down:
+            self._take_back(member, worker)
         elif _address(worker) != _address(member.config):
             self.lost(worker.name, "its address or its settings of connecting have changed")
             self.add(worker)
         else:
-            member.config = worker
+            member.config, member.shown = worker, None
             self._tell()
             if member.up:
                 self._tell_up(member)
             else:
                 self._tell_added(member)
+
+    def _take_back(self, member: _Watched, worker: Worker) -> None:
+        """Use one again that drained; what it still does goes on, as what it said of itself holds until it is asked."""
+        if _address(worker) != _address(member.config.model_copy(update={"down": False})):
+            self.add(worker)
+            return
+        member.config, member.leaving, member.shown = worker, False, None
+        self._tell_added(member)
+        member.task = asyncio.create_task(self._watch(member), name=f"watch {worker.name}")
 
     def _drain(self, member: _Watched) -> None:
         """No new work, and no probes that would bring it back."""
@@ -162,18 +175,6 @@ class Membership:
         if member is not None and not member.leaving:
             member.held = reason
             self._down(member, reason)
-
-    def drain(self, name: str, reason: str) -> bool:
-        """Give a member no new work until `let_go`; what it has ends. False: it is no member."""
-        member = self._members.get(name)
-        if member is None:
-            return False
-        if not member.leaving:
-            member.held, member.up = reason, False
-            for each in member.names:
-                self._post(WorkerDraining(each))
-            self._tell_of_encoder(member)
-        return True
 
     def let_go(self, name: str) -> None:
         """A member may be used again as soon as it answers."""
@@ -222,8 +223,11 @@ class Membership:
                 found[name] = {**fields, **found.get(name, {})}
         return [msgspec.json.encode(found[name]) for name in sorted(found)]
 
-    def _tell(self) -> None:
+    def _tell(self, again: bool = False) -> None:
         members = self.members()
+        if members == self._told and not again:
+            return
+        self._told = members
         for listener in self._listeners:
             listener(members)
 
@@ -274,11 +278,12 @@ class Membership:
             return
         if member.held:  # since it was asked
             return
-        member.description, member.connector, member.refused = said, connector, ""
+        member.description, member.connector, member.refused, member.shown = said, connector, "", None
         self._rename(member)
         member.up = True
         logger.info("worker %s (%s, %s) is up", worker.name, worker.role.value, connector)
-        self._tell()  # who left it out, because of its certificates or its connector, can take it in now
+        # Who left it out, because of its certificates or its connector, can take it in now.
+        self._tell(again=client_files(worker) is not None)
         self._tell_up(member)
 
     async def _with_engine_ids(self, member: _Watched, said: Description) -> Description:
@@ -383,6 +388,16 @@ class ControlledMember:
     def let_go(self) -> None:
         """It may be used again as soon as it answers."""
         self._membership.let_go(self.name)
+
+
+def _shown(watched: _Watched) -> tuple[Member, ...]:
+    if not watched.connector:
+        return ()
+    if watched.shown is None:
+        watched.shown = tuple(members(watched.config, watched.connector, watched.description))
+    if watched.up or watched.config.role is not Role.ENCODE:
+        return watched.shown
+    return tuple(msgspec.structs.replace(member, up=False) for member in watched.shown)
 
 
 def _is_found_by_bootstrap(worker: Worker, connector: str) -> bool:

@@ -26,16 +26,24 @@ class Roster:
         self._lists[source] = workers
         self._apply(self.workers())
 
+    def again(self) -> None:
+        """Hand the whole on once more: what is made of it has changed."""
+        self._apply(self.workers())
+
     def workers(self) -> list[Worker]:
         """All of them. Of two with one URL the first counts, with the KV address of the other where it has none."""
-        found: dict[str, Worker] = {}
+        return [worker for _, worker in self.entries()]
+
+    def entries(self) -> list[tuple[str, Worker]]:
+        """All of them, behind the source that named each first."""
+        found: dict[str, tuple[str, Worker]] = {}
         names: set[str] = set()
-        for worker in (worker for workers in self._lists.values() for worker in workers):
+        for source, worker in ((source, worker) for source, workers in self._lists.items() for worker in workers):
             first = found.get(worker.url)
             if first is not None:
-                if not first.kv_address and worker.kv_address:
-                    found[worker.url] = first.model_copy(update={"kv_address": worker.kv_address})
+                if not first[1].kv_address and worker.kv_address:
+                    found[worker.url] = first[0], first[1].model_copy(update={"kv_address": worker.kv_address})
             elif worker.name not in names:
-                found[worker.url] = worker
+                found[worker.url] = source, worker
                 names.add(worker.name)
         return list(found.values())

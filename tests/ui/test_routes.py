@@ -192,7 +192,7 @@ async def test_a_drained_worker_gets_nothing_until_it_is_undrained(start: Start)
     rig = await start(ADMIN | {"connector": "aggregated"}, m0=decode_stream, m1=decode_stream)
     async with admin(rig) as client:
         answer = await client.post("/omni/workers/m0/drain")
-        assert answer.json() == {"worker": "m0", "state": "draining"}
+        assert answer.json()["changed"] is True
         await asyncio.sleep(0.2)  # probes say that it answers, and that changes nothing
         for _ in range(3):
             assert (await rig.chat()).status_code == 200
