@@ -57,6 +57,10 @@ class Feed:
             self._ticking = None
         self._sampler.watch(False)
 
+    def hang_up(self) -> None:
+        """End all streams; who looks comes again."""
+        self._wake()
+
     async def listen(self) -> AsyncIterator[bytes]:
         """Events: first everything, then each tick what is new. A listener that was late gets everything again."""
         self.listeners += 1

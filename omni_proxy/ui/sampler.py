@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from omni_proxy import __version__
 from omni_proxy.messages import Effect, Event, RequestRecord
@@ -144,6 +144,7 @@ class Sampler:
         if steps > self._steps_done:
             count = min(steps - self._steps_done, HISTORY_POINTS)
             points = self._history(reversed(self.watched.records), now, count)
+            points[-1] = structs.replace(points[-1], waiting=self._from.waiting()[0])
             self._steps_done = steps
             self._points.extend(points)
             self.watched.forget(now - max(WINDOW_S, 2 * STEP_S))

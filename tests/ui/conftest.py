@@ -86,6 +86,12 @@ def expert_metrics(layers: int, experts: int, seed: int = 0, scale: float = 1.0)
     return "\n".join(lines).encode() + b"\n"
 
 
+def vllm_metrics(kv_tokens: int) -> bytes:
+    """What a worker says of its KV cache."""
+    blocks = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{kv_tokens // 16}"}} 1.0'
+    return f"# TYPE vllm:cache_config_info gauge\n{blocks}\n".encode()
+
+
 @asynccontextmanager
 async def traffic(rig: Rig, each_s: float, ids: tuple[str, ...] = ()) -> AsyncIterator[None]:
     """Streamed requests, one after another, until the context ends."""

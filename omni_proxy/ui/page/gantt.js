@@ -125,6 +125,7 @@ export class Gantt {
   show(rows, now) {
     this.last = [rows, now];
     $("no-requests").hidden = rows.length > 0;
+    $("gantt").hidden = $("legend").hidden = rows.length === 0;
     const scale = this.byClock ? CLOCK_S : scaleOf(rows);
     const height = 2 * LANE + GAP;
     const box = (row) => (this.byClock ? `${now - CLOCK_S - row.arrived} 0 ${CLOCK_S} ${height}` : `0 0 ${scale} ${height}`);

@@ -58,7 +58,7 @@ export class Heat {
     this.cells = Uint8Array.from(atob(map.cells), (c) => c.charCodeAt(0));
     this.canvas.width = experts;
     this.canvas.height = layers;
-    this.canvas.style.height = `${Math.max(Math.min(layers * 14, 320), Math.min(layers * 4, 480), 28)}px`;
+    this.canvas.style.height = `${Math.max(Math.min(layers * 14, 220), Math.min(layers * 4, 480), 28)}px`;
     const image = new ImageData(experts, layers);
     const ramp = colours();
     const table = Array.from({ length: 256 }, (_, value) => colour(value / PER_MEAN, ramp));

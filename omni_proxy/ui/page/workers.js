@@ -12,10 +12,10 @@ const POOLS = [
 const CONFIRM_MS = 4000;
 
 /** A bar with its figures; `parts` are shares of the whole, drawn one after another. */
-function meter(label) {
+function meter(label, wide = "") {
   const text = el("span", { class: "meter-text" });
   const bars = el("span", { class: "meter-bar" }, el("i"), el("i", { class: "stranded" }));
-  const node = el("div", { class: "cell meter", "data-label": label }, text, bars);
+  const node = el("div", { class: `cell meter ${wide}`, "data-label": label }, text, bars);
   node.show = (said, ...parts) => {
     say(text, said);
     parts.forEach((part, i) => (bars.children[i].style.width = `${Math.min(1, Math.max(0, part)) * 100}%`));
@@ -30,7 +30,7 @@ function makeWorker(controls, done) {
   const state = el("span", { class: "state" });
   const running = meter("Running");
   const tokens = el("div", { class: "cell figure", "data-label": "Prompt tokens" });
-  const kv = meter("KV cache");
+  const kv = meter("KV cache", "wide");
   const free = el("div", { class: "cell figure", "data-label": "Free in" });
   const button = el("button", { type: "button", class: "quiet", hidden: !controls });
   const row = el("li", { class: "worker" }, el("div", { class: "cell who" }, state, name, note), running, tokens, kv, free);
