@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -47,6 +48,8 @@ class Ours:
         self._engine = Engine(config)
         self._engine.start()
         self._count = 0
+        self.gaps: list[float] = []
+        """Seconds between the outputs of the last call."""
 
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
         outputs: SimpleQueue[Output] = SimpleQueue()
@@ -57,10 +60,13 @@ class Ours:
             found[str(self._count)] = []
             self._engine.submit(EngineRequest(str(self._count), tuple(prompt), sampling), outputs.put)
         running = len(prompts)
+        seen: list[float] = []
         while running:
             output = outputs.get()
+            seen.append(time.perf_counter())
             found[output.request_id] += output.token_ids
             running -= output.finish_reason is not None
+        self.gaps = [after - before for before, after in pairwise(seen)]
         return list(found.values())
 
     def stop(self) -> None:
