@@ -32,10 +32,11 @@ from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
-from omni_proxy.config import Config, ConfigError, Kubernetes, KvCachePolicy, LogFormat, Model, Worker
+from omni_proxy.config import Config, ConfigError, Kubernetes, KvCachePolicy, LogFormat, Model, Prewarm, Worker
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver, Watcher
 from omni_proxy.errors import Rejected
+from omni_proxy.flow.prewarm_settings import PrewarmSettings
 from omni_proxy.flow.settings import fields_of
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
@@ -46,6 +47,7 @@ from omni_proxy.observe.experts import ExpertMetrics
 from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
+from omni_proxy.observe.prewarming import PrewarmMetrics
 from omni_proxy.observe.recorder import Recorder
 from omni_proxy.observe.replicas import ReplicaMetrics
 from omni_proxy.observe.tallies import Tallies
@@ -104,11 +106,24 @@ def core_settings(config: Config) -> CoreSettings:
         retries=RetryPolicy(config.retries.max),
         max_fails=config.health.max_fails,
         fail_timeout_s=config.health.fail_timeout_s,
+        prewarm=_prewarm_settings(config),
     )
 
 
 RELOAD_S = 10.0
 """So long an operator's call waits for the config to be loaded again."""
+
+
+def _prewarm(config: Config) -> Prewarm | None:
+    wanted = config.prewarm
+    if isinstance(wanted, bool):
+        return Prewarm() if wanted else None
+    return wanted
+
+
+def _prewarm_settings(config: Config) -> PrewarmSettings | None:
+    wanted = _prewarm(config)
+    return None if wanted is None else PrewarmSettings(**wanted.model_dump(exclude={"priority"}))
 
 
 class Scheduling:
@@ -155,6 +170,7 @@ class Scheduling:
         registry.register(self.metrics)
         registry.register(self.prefixes)
         registry.register(ExpertMetrics(self.expert_loads.all))
+        registry.register(PrewarmMetrics(core.prewarms))
         self._keeping_in_touch: asyncio.Task[None] | None = None
         if self.replicas is not None:
             registry.register(ReplicaMetrics(self.replicas))
@@ -382,6 +398,7 @@ class Front:
             self.edge.intake.answer_with(LocalAnswers(self._counter))
         self._callbacks = _callback_server(config, self.edge)
         self.edge.resume(_resume_rule(config))
+        self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
         self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
@@ -408,6 +425,7 @@ class Front:
         self.edge.limit(_edge_limits(config))
         self.edge.intake.serve(_served(config))
         self.edge.resume(_resume_rule(config))
+        self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
         self._server.configure(config)
 
     def _change_log(self, config: Config) -> None:
@@ -491,6 +509,11 @@ def _edge_limits(config: Config) -> EdgeLimits:
 def _resume_rule(config: Config) -> ResumeRule:
     on = config.resume
     return ResumeRule(on) if isinstance(on, bool) else ResumeRule(models=frozenset(on))
+
+
+def _prewarm_priority(config: Config) -> int | None:
+    wanted = _prewarm(config)
+    return None if wanted is None else wanted.priority
 
 
 def _connections(config: Config) -> tuple[float, int, float]:

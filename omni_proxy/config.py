@@ -482,6 +482,21 @@ class Discovery(_Model):
     kubernetes: Kubernetes | None = None
 
 
+class Prewarm(_Model):
+    """Compute what next turns will begin with while prefill workers are idle (docs/prewarm.md), and how much of it."""
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Of each prefill worker's time."""
+    tokens_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Over all workers; None: no bound but the share."""
+    max_tokens: Annotated[int, Field(ge=16)] = 4096
+    """Most tokens that one next turn may leave to compute: so long may real work be held up."""
+    wait_s: Annotated[float, Field(gt=0)] = 60.0
+    """How long one may wait for its worker to be idle."""
+    priority: int | None = None
+    """The field `priority` of what is sent, for engines that schedule by it; None: none is sent."""
+
+
 class Config(_Model):
     """Everything an operator may set for one gateway."""
 
@@ -505,6 +520,8 @@ class Config(_Model):
     announcements: Announcements | None = None
     resume: bool | tuple[Annotated[str, Field(min_length=1)], ...] = False
     """Streams whose decode worker dies go on with another pair (docs/resume.md): of all models, or of those named."""
+    prewarm: bool | Prewarm = False
+    """True: with its defaults."""
     discovery: Discovery = Discovery()
     replicas: Replicas | None = None
     """None: this gateway is the only one before its workers."""
@@ -521,6 +538,14 @@ class Config(_Model):
             raise ValueError(f"'callbacks' is needed for the connector ascend-layerwise of {', '.join(asking)}")
         if self.callbacks is not None and self.callbacks.port and self.processes > 1:
             raise ValueError("'callbacks.port' must be 0 with several processes: each listens on its own")
+        return self
+
+    @model_validator(mode="after")
+    def _prewarm_knows_prefixes(self) -> Self:
+        if self.prewarm is not False and self.kv_cache_policy is not KvCachePolicy.APC:
+            raise ValueError(
+                "'prewarm' needs kv_cache_policy: apc: next turns go to no worker in particular without it"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from omni_proxy.flow.board import WAITING, Board, live_leases
 from omni_proxy.flow.failing import decode_broke, leg_failed
 from omni_proxy.flow.handoffs import await_decode, drop_stale
 from omni_proxy.flow.membership import members_changed, what_is_missing
+from omni_proxy.flow.prewarming import PrewarmCounts, Prewarming
 from omni_proxy.flow.settings import CoreSettings, settings_from
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
@@ -28,6 +29,7 @@ from omni_proxy.messages import (
     BlocksStored,
     CacheCleared,
     Cancelled,
+    Close,
     DecodeBroke,
     DecodeDone,
     Effect,
@@ -35,6 +37,7 @@ from omni_proxy.messages import (
     FirstToken,
     FrontLost,
     Lease,
+    Leg,
     LegFailed,
     LegSent,
     Mode,
@@ -64,6 +67,8 @@ class Core:
         self._board = Board(settings, index)
         self.caches: Final = self._board.caches
         """What the members' caches hold, where prefixes are followed and nobody gave another index."""
+        self._prewarming: Prewarming | None = None
+        self._prewarm(settings)
 
     # --------------------------------------------------------------------- ways in
 
@@ -79,16 +84,22 @@ class Core:
                 self._arrived(event, now)
             case LegSent(lease):
                 self._leg_sent(lease, now)
-            case PrefillDone():
-                self._prefill_done(event, now)
+            case PrefillDone(lease):
+                if lease.leg is Leg.PREWARM:
+                    self._prewarmed(event, now)
+                else:
+                    self._prefill_done(event, now)
             case FirstToken(lease):
                 self._first_token(lease, now)
             case DecodeDone():
                 self._decode_done(event, now)
             case Tokenized():
                 self._tokenized(event, now)
-            case LegFailed():
-                leg_failed(board, event, now)
+            case LegFailed(lease):
+                if lease.leg is not Leg.PREWARM:
+                    leg_failed(board, event, now)
+                elif self._prewarming is not None:
+                    self._prewarming.failed(lease)
             case DecodeBroke():
                 decode_broke(board, event, now)
             case Cancelled(rid):
@@ -109,12 +120,16 @@ class Core:
                 board.learner.heard(event)
             case _:
                 assert_never(event)
+        if self._prewarming is not None:
+            self._review_prewarming(self._prewarming, effects, now)
         return effects
 
     def next_wakeup(self) -> float | None:
         """The instant at which the core wants a `Tick`, or None."""
         prefill, decode = self._board.queues()
         freed = self._board.ledger.next_expiry()
+        if self._prewarming is not None and (at := self._prewarming.next_wakeup()) is not None:
+            freed = at if freed is None else min(at, freed)
         if not (prefill.waits or decode.waits):
             return freed
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
@@ -143,9 +158,15 @@ class Core:
         """Waiting requests and their prompt tokens."""
         return sum(len(q) for q in self._board.queues()), sum(q.tokens for q in self._board.queues())
 
+    def prewarms(self) -> PrewarmCounts | None:
+        """What was computed ahead and what became of it; None: nothing ever is."""
+        return None if self._prewarming is None else self._prewarming.counts
+
     def check(self) -> None:
         """Raise AssertionError unless workers hold exactly what live requests hold."""
         board = self._board
+        if self._prewarming is not None:
+            self._prewarming.check()
         board.ledger.check()
         held = {lease for r in board.requests.values() for lease in live_leases(r)}
         assert set(board.ledger.leases()) == held, "leases out without a live request, or the reverse"
@@ -195,6 +216,8 @@ class Core:
     def _tokenized(self, event: Tokenized, now: float) -> None:
         board = self._board
         request = board.requests.get(event.rid)
+        if request is None and self._prewarming is not None:
+            self._prewarming.foreseen(event, board.effects)
         if request is None or request.stage is not Stage.TOKENIZING:
             return
         if event.prompt_tokens is not None:
@@ -213,6 +236,8 @@ class Core:
             request.match(board.index.match(request.block_keys), now)
             if board.homes is not None:
                 board.homes.saw(request.block_keys)
+            if self._prewarming is not None:
+                self._prewarming.came(request, board.effects)
         board.enqueue(request, now)
         board.plan(now, changed=False)
         if request.stage in WAITING:
@@ -299,6 +324,8 @@ class Core:
         board.planner.learning.answered(request, event.lease, now)
         request.decode_lease = None
         board.ledger.release(event.lease)
+        if self._prewarming is not None:
+            self._prewarming.ended(request, now, board.effects)
         board.close(request, On.COMPLETED, now)
         board.plan(now)
 
@@ -313,6 +340,8 @@ class Core:
 
     def _front_lost(self, prefix: str, now: float) -> None:
         board = self._board
+        if self._prewarming is not None:
+            self._prewarming.front_lost(prefix)
         for request in [r for rid, r in board.requests.items() if rid.startswith(prefix)]:
             board.close(request, On.CANCELLED, now, ErrorCode.CLIENT_GONE, "The front process of this client died.")
         board.plan(now)
@@ -326,7 +355,33 @@ class Core:
         )
         board.ledger.blame(settings.max_fails, settings.fail_timeout_s)
         board.planner.configure(settings.scheduling)
+        self._prewarm(settings)
         board.plan(now)
+
+    # ------------------------------------------------------------ computing ahead
+
+    def _prewarm(self, settings: CoreSettings) -> None:
+        """Begin, go on with other settings, or end; ending takes back what runs by `Forget`."""
+        board, wanted = self._board, settings.prewarm if self._board.settings.prefix_aware else None
+        if self._prewarming is None:
+            if wanted is not None:
+                self._prewarming = Prewarming(wanted, board.ledger, board.index, board.learner)
+        elif wanted is not None:
+            self._prewarming.configure(wanted)
+        else:
+            self._prewarming.end(board.effects)
+            self._prewarming = None
+
+    def _prewarmed(self, event: PrefillDone, now: float) -> None:
+        if self._prewarming is not None:
+            self._prewarming.finished(event.lease, event.usage, now)
+
+    def _review_prewarming(self, prewarming: Prewarming, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            if type(effect) is Close:
+                prewarming.closed(effect.rid)
+        prefill, _ = self._board.queues()
+        prewarming.review(now, effects, bool(prefill.waits))
 
     def _tick(self, now: float) -> None:
         board = self._board

@@ -62,6 +62,8 @@ class Leg(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    PREWARM = "prewarm"
+    """Of no request: what a next turn will begin with, computed while a prefill worker idles."""
 
 
 class FailureKind(StrEnum):
@@ -479,6 +481,24 @@ class StartDecode(Struct, frozen=True, tag=True):
     peer: str | None = None
 
 
+class Foresee(Struct, frozen=True, tag=True):
+    """Render what the next turn of a conversation will begin with, and tell its `Tokenized`; before its `Close`."""
+
+    rid: str
+
+
+class Forget(Struct, frozen=True, tag=True):
+    """What was foreseen of this conversation is not needed any more."""
+
+    rid: str
+
+
+class Prewarm(Struct, frozen=True, tag=True):
+    """Have a worker compute what was foreseen, as the least of its work; tell `PrefillDone` or `LegFailed`."""
+
+    lease: Lease
+
+
 class Abort(Struct, frozen=True, tag=True):
     """End a leg that is not needed any more; its messages are stale from now on."""
 
@@ -500,4 +520,4 @@ class Close(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
-Effect = Tokenize | StartPrefill | StartDecode | Abort | Close
+Effect = Tokenize | StartPrefill | StartDecode | Abort | Close | Foresee | Forget | Prewarm

@@ -24,6 +24,8 @@ from omni_proxy.messages import (
     Failure,
     FailureKind,
     FirstToken,
+    Foresee,
+    Forget,
     FrontLost,
     Lease,
     Leg,
@@ -35,6 +37,7 @@ from omni_proxy.messages import (
     Outcome,
     Placement,
     PrefillDone,
+    Prewarm,
     Reconfigured,
     RequestRecord,
     RequestSpec,
@@ -109,6 +112,9 @@ EFFECTS: list[Effect] = [
     StartPrefill(P, "d0"),
     StartDecode(D),
     Abort(P),
+    Foresee("r"),
+    Forget("r"),
+    Prewarm(Lease("r", 0, "p0", Leg.PREWARM)),
     Close("r", Outcome.FAILED, RECORD, ErrorCode.WORKER_ERROR, "why", D, 1.0),
 ]
 

@@ -19,6 +19,7 @@ import msgspec
 from omni_proxy.api.bodies import RETURN_IDS, USAGE_ON_DEMAND, for_worker, forced_usage
 from omni_proxy.api.encoding import with_encoded
 from omni_proxy.api.exchange import ClientSide, Exchange, renamed_id, renames
+from omni_proxy.api.foresight import Foresight
 from omni_proxy.api.intake import Intake
 from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
@@ -33,14 +34,18 @@ from omni_proxy.messages import (
     Effect,
     Failure,
     FailureKind,
+    Foresee,
+    Forget,
     Lease,
     LegFailed,
     Outcome,
+    Prewarm,
     StartDecode,
     StartPrefill,
     Tokenize,
     Tokenized,
 )
+from omni_proxy.messages import Leg as LegKind
 from omni_proxy.workers.connectors.base import Connector, Order, Pair
 from omni_proxy.workers.upstream import Upstream
 
@@ -94,6 +99,7 @@ class Edge:
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
         served = ServedModels(others_counted=True) if served is None else served
+        self.foresight = Foresight(post, self._loop, count_tokens)
         self.intake = Intake(self, upstreams, served, on_rejected, self._loop)
 
     @property
@@ -109,6 +115,10 @@ class Edge:
     def resume(self, rule: ResumeRule) -> None:
         """Say whose streams are continued when their worker dies, from the next decode leg on."""
         self._resume = rule
+
+    def foresee(self, on: bool, priority: int | None) -> None:
+        """Say whether answers are kept for what next turns begin with, and with what priority that is computed."""
+        self.foresight.on, self.foresight.priority = on, priority
 
     def limit(self, limits: EdgeLimits) -> None:
         """Use other time limits from now on, also for what runs."""
@@ -179,9 +189,18 @@ class Edge:
             case Close():
                 self._close(effect)
             case Abort(lease):
-                self._abort(lease)
+                if lease.leg is LegKind.PREWARM:
+                    self.foresight.abort(lease)
+                else:
+                    self._abort(lease)
             case Tokenize(rid):
                 self._tokenize(rid)
+            case Foresee(rid):
+                self.foresight.foresee(self.exchanges.get(rid), rid)
+            case Forget(rid):
+                self.foresight.forget(rid)
+            case Prewarm(lease):
+                self.foresight.prewarm(lease, self._upstreams.get(lease.worker), self._limits.first_byte_s)
             case _:
                 assert_never(effect)
 
@@ -231,6 +250,7 @@ class Edge:
         if peer is None:
             self._give_up_kv(exchange)
         connector = upstream.connector
+        exchange.kept = self.foresight.watch(exchange.call, prefill)
         call = self._to_ask(exchange, exchange.call, fresh=peer is None)
         pair = self._pair(exchange, prefill, upstream)
         extra = connector.decode_fields(call, pair, exchange.handoff)
@@ -330,7 +350,9 @@ class Edge:
         exchange.close(close)
         self._release_kv(exchange, close)
         self._on_closed(exchange, close)
-        exchange.call = exchange.resumption = None  # an idle connection remembers its last exchange; these are large
+        exchange.call = exchange.resumption = exchange.kept = (
+            None  # an idle connection remembers its last exchange; these are large
+        )
 
     def _release_kv(self, exchange: Exchange, close: Close) -> None:
         """P answered and D will not come: what P keeps is of no use to anybody."""
@@ -351,6 +373,7 @@ class Edge:
     def sweep(self) -> None:
         """End what has kept us waiting for too long; called a few times a second."""
         now = self._loop.time()
+        self.foresight.sweep(now)
         for exchange in list(self.exchanges.values()):
             client = exchange.client
             if client is not None and client.has_left():

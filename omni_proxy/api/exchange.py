@@ -19,6 +19,7 @@ from omni_proxy.messages import Close, Outcome, RequestSpec
 if TYPE_CHECKING:
     from omni_proxy.api.encoding import Encoding
     from omni_proxy.api.family import Family
+    from omni_proxy.api.foresight import Kept
     from omni_proxy.api.legs import Leg
     from omni_proxy.api.resumption import Resumption
 
@@ -82,6 +83,7 @@ class Exchange:
         "forward",
         "handoff",
         "handoff_from",
+        "kept",
         "kept_alive",
         "legs",
         "mid_event",
@@ -148,6 +150,8 @@ class Exchange:
         self.slow_since: float | None = None
         self.resumption: Resumption | None = None
         """What another pair would need to go on with the stream; None: nobody will."""
+        self.kept: Kept | None = None
+        """What the client was sent, where the next turn is foreseen from it."""
         self.tokenizing_since: float | None = None
 
     @property
@@ -168,6 +172,8 @@ class Exchange:
         if self.client is None:
             return
         self.status = status
+        if self.kept is not None and status == 200:
+            self.kept.add(body)
         if self.renames and status == 200:
             body = renamed(body, self.renames)
         self.bytes_out = len(body)
@@ -197,6 +203,8 @@ class Exchange:
         client = self.client
         if client is None or not data:
             return
+        if self.kept is not None:
+            self.kept.add(data)
         if self.renames:
             data, framed = renamed(data, self.renames), b""
         self.bytes_out += len(data)

@@ -91,14 +91,14 @@ def why_not(call: Call) -> str | None:
         return "tools"
     if b"continuous_usage_stats" in bytes(call.fields.get("stream_options", b"")):
         return "stream_options"
-    return None if call.path == COMPLETIONS or _is_text(call) else "messages"
+    return None if call.path == COMPLETIONS or is_text(call) else "messages"
 
 
 def _asks(fields: Fields, name: str, no: tuple[bytes, ...], absent: bool = False) -> bool:
     return bytes(fields[name]) not in no if name in fields else absent
 
 
-def _is_text(call: Call) -> bool:
+def is_text(call: Call) -> bool:
     """Are all messages text? The placeholders of images mean nothing without them."""
     try:
         messages = MESSAGES_OF_TEXT.decode(call.fields["messages"])

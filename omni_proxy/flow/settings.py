@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_proxy.flow.prewarm_settings import PrewarmSettings
 from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Mode
 from omni_proxy.scheduler.admission import Admission
@@ -28,6 +29,8 @@ class CoreSettings:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     max_fails: int = 1
     fail_timeout_s: float = 10.0
+    prewarm: PrewarmSettings | None = None
+    """None: nothing is computed ahead."""
     seed: int = 0
     """Of the choices between equals where there are other gateways."""
 
@@ -60,6 +63,7 @@ _SETTING: Final[Mapping[str, Callable[[Any], Any]]] = {
     "schedule_mode": lambda value: None if value is None else Mode(value),
     "scheduling": _scheduling,
     "admission": lambda value: Admission(**value),
+    "prewarm": lambda value: None if value is None else PrewarmSettings(**value),
     "retries": lambda value: RetryPolicy(**value),
 }
 """How a setting is made again from plain values."""

@@ -88,6 +88,7 @@ class FrontProcess:
             return
         logger.warning("the scheduler is gone; %d requests go on without it", len(self.front.edge.exchanges))
         self._link = None
+        self.front.edge.foresight.clear()
         self._waiting = [event for x in list(self.front.edge.exchanges.values()) if (event := self._as_it_stands(x))]
         self._lost_link.set()
 

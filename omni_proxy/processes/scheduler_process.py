@@ -17,7 +17,7 @@ import uvicorn
 from omni_proxy.api.serving import QuietServer
 from omni_proxy.build import Scheduling
 from omni_proxy.config import Config
-from omni_proxy.messages import Abort, Effect, FrontLost, StartDecode, StartPrefill
+from omni_proxy.messages import Abort, Effect, FrontLost, Prewarm, StartDecode, StartPrefill
 from omni_proxy.processes.link import EdgeRejected, FromFront, Goodbye, Hello, Link, Members, scheduler_decoder
 from omni_proxy.processes.run_dir import RunDir
 from omni_proxy.workers.member import Member
@@ -97,7 +97,7 @@ class SchedulerProcess:
     # --------------------------------------------------------------------- to fronts
 
     def _perform(self, effect: Effect) -> None:
-        rid = effect.lease.rid if isinstance(effect, StartPrefill | StartDecode | Abort) else effect.rid
+        rid = effect.lease.rid if isinstance(effect, StartPrefill | StartDecode | Abort | Prewarm) else effect.rid
         link = self._by_prefix.get(rid[:RID_PREFIX])
         if link is not None:
             link.send(effect)

@@ -145,6 +145,10 @@ class Backlog:
             self.total_s = self.total_s - prompt.cost_s if self._prompts else 0.0
             self._clean = False
 
+    def disturbed(self) -> None:
+        """It may have been at something that nobody counts: what is under way teaches nothing."""
+        self._clean = False
+
     def _learn(self) -> None:
         if self._waiting_prompts:
             self.cost.observe(self._waiting_prompts, self._tokens, self._pairs, self._pending_s)

@@ -27,10 +27,14 @@ from omni_proxy.messages import (
     Failure,
     FailureKind,
     FirstToken,
+    Foresee,
+    Forget,
     Lease,
+    Leg,
     LegFailed,
     LegSent,
     PrefillDone,
+    Prewarm,
     RequestSpec,
     StartDecode,
     StartPrefill,
@@ -44,6 +48,7 @@ from omni_proxy.sim.cluster import SimWorker
 from omni_proxy.sim.engine import Engine, Notice, Notices
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.job import Job
+from omni_proxy.sim.next_turns import foreseen, next_turns
 from omni_proxy.sim.run import CoreLike, Delays, Run, Sample
 from omni_proxy.sim.workload import SimRequest, Workload
 
@@ -90,6 +95,9 @@ class World:
         self._run = Run(workload, tuple(workers), self._engines)
         self._requests: dict[str, SimRequest] = {}
         self._followers: dict[int, list[int]] = {}
+        self._next_turns: dict[int, int] | None = None
+        """Made when it is asked for first."""
+        self._foreseen: dict[str, SimRequest] = {}
         self._legs: dict[Lease, _Leg] = {}
         self._held: dict[str, _Leg] = {}
         """By request: the P leg whose KV may be pulled."""
@@ -202,7 +210,7 @@ class World:
         if self._tick_at is None or now < self._tick_at:
             return  # an earlier instant was asked for since, and its tick has come
         self._tick_at = None
-        if self._requests:
+        if self._requests or self._foreseen:
             self._tell(Tick(), now)
 
     def _perform(self, effect: Effect, now: float, inbox: list[Event]) -> None:
@@ -223,6 +231,14 @@ class World:
                     inbox.append(LegSent(lease))
             case Abort(lease):
                 self._abort(lease, now)
+                if lease.leg is Leg.PREWARM:
+                    self._foreseen.pop(lease.rid, None)
+            case Foresee(rid):
+                self._foresee(rid, now)
+            case Forget(rid):
+                self._foreseen.pop(rid, None)
+            case Prewarm(lease):
+                self._prewarm(lease, now)
             case Close():
                 self._ended(effect, now)
             case _:
@@ -233,6 +249,24 @@ class World:
         if request is not None:
             keys = request.unit_keys(self._run.workload.block_tokens)
             self._tell(Tokenized(rid, request.prompt_tokens, keys), now)
+
+    # -------------------------------------------------------------- computed ahead
+
+    def _foresee(self, rid: str, now: float) -> None:
+        workload, number = self._run.workload, int(rid[1:])
+        if self._next_turns is None:
+            self._next_turns = next_turns(workload)
+        request = self._foreseen[rid] = foreseen(workload, number, self._next_turns.get(number))
+        told = Tokenized(rid, request.prompt_tokens, request.unit_keys(workload.block_tokens))
+        delay = self._delays.tokenize_s + self._delays.tokenize_token_s * request.prompt_tokens
+        self._at(now + delay, partial(self._tell, told))
+
+    def _prewarm(self, lease: Lease, now: float) -> None:
+        request = self._foreseen[lease.rid]
+        self._serial += 1
+        keys = request.full_blocks(self._run.workload.block_tokens)
+        job = Job(lease.rid, self._serial, request.prompt_tokens, 1, keys, True)
+        self._send(lease, _Leg(lease, job, self._places[lease.worker]), now)
 
     # ------------------------------------------------------------------------- legs
 
@@ -355,6 +389,9 @@ class World:
     def _prefilled(self, leg: _Leg, now: float) -> None:
         if leg.lease in self._legs:
             self._forget(leg)
+            if leg.lease.leg is Leg.PREWARM:
+                self._foreseen.pop(leg.lease.rid, None)
+                self._release(leg, now)
             usage = Usage(leg.job.prompt_tokens, None, leg.job.cached_tokens)
             self._tell(PrefillDone(leg.lease, handoff=True, usage=usage), now)
 
