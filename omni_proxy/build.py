@@ -23,6 +23,9 @@ import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from omni_proxy.access.gate import Allowance, Gate
+from omni_proxy.access.keys import read_hash
+from omni_proxy.access.shared import Counts
 from omni_proxy.api.admin import AdminServer, create_admin_app
 from omni_proxy.api.admin_workers import add_worker_routes
 from omni_proxy.api.app import create_app, worker_json
@@ -384,9 +387,16 @@ class Front:
     """The half that carries out. `post` brings events to the core, `app` serves what is not hot. Raises ConfigError."""
 
     def __init__(
-        self, config: Config, post: Callable[[Event], None], app: Any, rejected: Callable[[str, str], None]
+        self,
+        config: Config,
+        post: Callable[[Event], None],
+        app: Any,
+        rejected: Callable[[str, str], None],
+        counts: Counts | None = None,
     ) -> None:
         check_worker_tls(config)
+        self._gate = Gate(counts or Counts())
+        self._gate.use(config.access.asks_for_keys, _tenants(config))
         self._config = config
         self.upstreams = Upstreams(*_connections(config))
         self._count_rejected = rejected
@@ -399,7 +409,7 @@ class Front:
         self._callbacks = _callback_server(config, self.edge)
         self.edge.resume(_resume_rule(config))
         self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
-        self._server = FrontServer(config, self.edge, app, self._upkeep, _server_tls(config))
+        self._server = FrontServer(config, self.edge, self._gate, app, self._upkeep, _server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve on a listening socket until `stop`, then drain; `force` ends that early."""
@@ -421,6 +431,7 @@ class Front:
         if config.access_log != self._config.access_log:
             self._change_log(config)
         self._config = config
+        self._gate.use(config.access.asks_for_keys, _tenants(config))
         self.upstreams.configure(*_connections(config))
         self.edge.limit(_edge_limits(config))
         self.edge.intake.serve(_served(config))
@@ -452,6 +463,8 @@ class Front:
             self._log.flush()
 
     def _closed(self, exchange: Exchange, close: Close) -> None:
+        if exchange.tenant and close.record.placements:
+            self._gate.spent(exchange.tenant, _tokens_used(exchange, close))
         if self._log is not None:
             self._log.write(_ending(exchange, close.error), close.record, time.monotonic())
 
@@ -501,6 +514,27 @@ class Gateway:
         self.scheduling.draining = True
 
 
+def _tenants(config: Config) -> dict[str, tuple[Allowance, list[bytes]]]:
+    return {
+        name: (
+            Allowance(name, tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent),
+            [read_hash(key) for key in tenant.keys],
+        )
+        for name, tenant in config.access.tenants.items()
+    }
+
+
+STREAM_BYTES_PER_TOKEN = 150
+"""For answers that ended before anybody counted their tokens: a stream's event is about as long."""
+
+
+def _tokens_used(exchange: Exchange, close: Close) -> int:
+    answer = close.record.completion_tokens
+    if answer is None:
+        answer = exchange.bytes_out // STREAM_BYTES_PER_TOKEN if close.record.stream else 0
+    return close.record.prompt_tokens + answer
+
+
 def _edge_limits(config: Config) -> EdgeLimits:
     timeouts = config.timeouts
     return EdgeLimits(timeouts.first_byte_s, timeouts.inter_chunk_s, timeouts.client_send_s)
@@ -522,8 +556,7 @@ def _connections(config: Config) -> tuple[float, int, float]:
 
 def check_usable(config: Config) -> None:
     """Raise ConfigError where files that a config names cannot be used: certificates, the access log."""
-    check_worker_tls(config)
-    _server_tls(config)
+    check_certificates(config)
     log = _access_log(config)
     if log is not None:
         log.close()
@@ -619,6 +652,12 @@ def _server_tls(config: Config) -> ServerTls | None:
         return ServerTls(ServerFiles(certificate, key, client_ca))
     except TlsError as exc:
         raise ConfigError(f"listen.tls: {exc}") from exc
+
+
+def check_certificates(config: Config) -> None:
+    """Raise ConfigError where certificates or keys that a config names cannot be loaded."""
+    check_worker_tls(config)
+    _server_tls(config)
 
 
 def check_worker_tls(config: Config) -> None:

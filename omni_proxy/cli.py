@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_worker(commands)
     _add_check(commands)
+    _add_key(commands)
+    commands.add_parser("schema", help="print the JSON schema of the config, for editors").set_defaults(run=_schema)
     _add_import_nginx(commands)
     _add_children(commands)
     _add_place(commands)
@@ -101,6 +103,7 @@ def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
     serve = commands.add_parser("serve", help="run the gateway in front of workers that already run")
     serve.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
+    serve.add_argument("--print-config", action="store_true", help="print the effective config and end")
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     serve.set_defaults(run=_serve)
 
@@ -113,6 +116,7 @@ def _add_children(commands: argparse._SubParsersAction[_Parser]) -> None:
         child.add_argument("--log-level", default="info")
         child.add_argument("--ready-fd", type=int, required=True)
         child.add_argument("--parent-fd", type=int, required=True)
+        child.add_argument("--slot", type=int, default=0)
         child.set_defaults(run=_child)
 
 
@@ -120,6 +124,12 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     check = commands.add_parser("check", help="validate a config and print its effective values")
     check.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
     check.set_defaults(run=_check)
+
+
+def _add_key(commands: argparse._SubParsersAction[_Parser]) -> None:
+    key = commands.add_parser("key", help="make an API key, and the hash of it that stands in a config")
+    key.add_argument("--stdin", action="store_true", help="print the hash of the key that is typed or piped in")
+    key.set_defaults(run=_key)
 
 
 def _add_import_nginx(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -289,6 +299,9 @@ def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # until they are obeyed; both would end a process that is starting
     config = load(options.config)
+    if options.print_config:
+        print(effective(config), end="")
+        return 0
     _log_to_stderr(options.log_level)
     if config.processes > 1:
         return _serve_in_processes(config, options.config, options.log_level)
@@ -310,8 +323,9 @@ def _child(options: argparse.Namespace) -> int:
     from omni_proxy.processes.child import run_front, run_scheduler
 
     _log_to_stderr(options.log_level)
-    run = run_scheduler if options.command == "_scheduler" else run_front
-    return run(options.dir, options.ready_fd, options.parent_fd)
+    if options.command == "_scheduler":
+        return run_scheduler(options.dir, options.ready_fd, options.parent_fd)
+    return run_front(options.dir, options.ready_fd, options.parent_fd, options.slot)
 
 
 def run_serve(config: Config, path: Path) -> int:
@@ -341,10 +355,34 @@ async def _serve_until_stopped(config: Config, path: Path) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from omni_proxy.build import check_certificates
     from omni_proxy.reload import needs_restart
 
-    print(effective(load(options.config)), end="")
+    config = load(options.config)
+    check_certificates(config)
+    print(effective(config), end="")
     print(f"# A change of these needs a restart: {', '.join(needs_restart())}. SIGHUP takes over all others.")
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from omni_proxy.schema import config_schema
+
+    print(config_schema(), end="")
+    return 0
+
+
+def _key(options: argparse.Namespace) -> int:
+    from omni_proxy.access.keys import hash_key, make_key
+
+    if not options.stdin:
+        key = make_key()
+        print(f"key:  {key}\nhash: {hash_key(key)}")
+        return 0
+    key = sys.stdin.readline().strip()
+    if len(key) < 16 or not key.isascii() or " " in key:
+        raise ConfigError("a key must have 16 characters or more, ASCII and no spaces")
+    print(hash_key(key))
     return 0
 
 
@@ -475,5 +513,6 @@ def _log_to_stderr(level: str) -> None:
     logging.basicConfig(
         level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for talkative in ("httpx", "httpcore"):  # their debug lines hold heads, and those hold keys
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -5,16 +5,19 @@ Load, validate (also across fields), then never write again. Every error names i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from omni_proxy.access.keys import read_hash
 from omni_proxy.messages import Mode, Role
+from omni_proxy.overrides import Place, Unusable, overridden, with_secrets
 
 MIB = 1 << 20
 
@@ -147,6 +150,63 @@ class Admin(_Model):
     def _is_guarded(self) -> Self:
         if self.token is None and not self.tokens and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(f"host {self.host} is open to others: 'token' is required")
+        return self
+
+
+def _key_hash(text: str) -> str:
+    read_hash(text)
+    return text
+
+
+KeyHash = Annotated[str, AfterValidator(_key_hash)]
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+
+
+class Tenant(_Model):
+    """Who asks, by the keys that he may show. Limits hold for all of them and all front processes together."""
+
+    keys: Annotated[tuple[KeyHash, ...], Field(min_length=1)]
+    """Hashes as `omni-proxy key` prints them."""
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Of prompts and answers."""
+    concurrent: Annotated[int, Field(ge=1)] | None = None
+    """Requests that run at once."""
+
+
+def _route(path: str) -> str:
+    if not path.startswith("/") or "*" in path.removesuffix("/*") or "?" in path:
+        raise ValueError("must be a path, or a path with /* at its end")
+    return path
+
+
+Route = Annotated[str, AfterValidator(_route)]
+
+
+class Access(_Model):
+    """Who may ask for what on the clients' port (docs/security.md)."""
+
+    tenants: dict[TenantName, Tenant] = {}
+    """By name; where there are any, requests need a key of one of them."""
+    tenants_file: Path | None = None
+    """YAML with further `tenants:`, read with the config."""
+    routes: tuple[Route, ...] | None = None
+    """All that is served; null: every route that the gateway knows."""
+    open_routes: tuple[Route, ...] = ("/health", "/ready")
+    """Need no key."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.tenants) or self.tenants_file is not None
+
+    @model_validator(mode="after")
+    def _keys_are_distinct(self) -> Self:
+        owners: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            for key in tenant.keys:
+                other = owners.setdefault(key, name)
+                if other != name:
+                    raise ValueError(f"tenants {other} and {name} have the same key")
         return self
 
 
@@ -510,6 +570,7 @@ class Config(_Model):
     """Of every model that `models` does not name."""
     models: tuple[ServedModel, ...] = ()
     workers: tuple[Worker, ...] = ()
+    access: Access = Access()
     limits: Limits = Limits()
     scheduling: Scheduling = Scheduling()
     timeouts: Timeouts = Timeouts()
@@ -590,8 +651,37 @@ def _can_hand_over(prefill: Worker, decode: Worker) -> bool:
     return prefill.group == decode.group and len(connectors) < 2
 
 
-def load(path: Path) -> Config:
-    """Read and validate a YAML config. Raises ConfigError, one line for each fault."""
+def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
+    """Read and validate a YAML config, with what the environment and files of secrets say.
+
+    Raises ConfigError, one line for each fault.
+    """
+    data = _read_yaml(path)
+    try:
+        data, variables = overridden({} if data is None else data, environment)
+        data = with_secrets(_with_tenants(data), SECRETS.__contains__)
+    except Unusable as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    return parse(data, str(path), variables)
+
+
+def _with_tenants(data: Any) -> Any:
+    """With the tenants that stand in a file of their own."""
+    access = data.get("access") if isinstance(data, dict) else None
+    if not isinstance(access, dict) or not isinstance(access.get("tenants_file"), str):
+        return data
+    named = access["tenants_file"]
+    here = access.get("tenants") or {}
+    found = _read_yaml(Path(named))
+    if not isinstance(found, dict) or set(found) != {"tenants"} or not isinstance(found["tenants"], dict):
+        raise Unusable(f"access.tenants_file: {named}: must hold 'tenants:' with names below, and nothing else")
+    doubled = sorted(map(str, set(here) & set(found["tenants"])))
+    if doubled:
+        raise Unusable(f"access.tenants_file: {named}: the config has a tenant {doubled[0]}, too")
+    return {**data, "access": {**access, "tenants": {**here, **found["tenants"]}}}
+
+
+def _read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
@@ -599,25 +689,37 @@ def load(path: Path) -> Config:
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{path}: is not UTF-8 text") from exc
     try:
-        data = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as exc:
         raise ConfigError(f"{path}: {_yaml_fault(exc)}") from exc
-    return parse({} if data is None else data, str(path))
+    except (ValueError, RecursionError) as exc:  # dates and numbers that there are not, lists without end
+        raise ConfigError(f"{path}: cannot be read: {exc}") from exc
 
 
-def parse(data: Any, source: str) -> Config:
-    """Validate what a config file holds. `source` stands in front of each fault."""
+def parse(data: Any, source: str, variables: Mapping[Place, str] = {}) -> Config:
+    """Validate what a config file holds. `source` stands in front of each fault, or one of the variables."""
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: must be a mapping, not {type(data).__name__}")
     try:
         return Config.model_validate(data)
     except ValidationError as exc:
-        raise ConfigError("\n".join(_fault(source, e["loc"], e["msg"], e["input"]) for e in exc.errors())) from exc
+        faults = [_fault(_origin(source, variables, e["loc"]), e["loc"], e["msg"], e["input"]) for e in exc.errors()]
+        raise ConfigError("\n".join(faults)) from exc
+
+
+def _origin(source: str, variables: Mapping[Place, str], loc: Place) -> str:
+    """The file, or the variable from which the value came."""
+    return next((name for place, name in variables.items() if loc[: len(place)] == place), source)
+
+
+SECRETS: Final = frozenset({"api_key", "token", "keys", "redis"})
+"""Fields whose values are told to nobody, not even where they are wrong."""
 
 
 def _fault(source: str, loc: tuple[int | str, ...], message: str, value: Any) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-    shown = "" if isinstance(value, dict | list | tuple) or not place else f" (got {value!r})"
+    secret = not SECRETS.isdisjoint(loc)
+    shown = "" if isinstance(value, dict | list | tuple) or not place or secret else f" (got {value!r})"
     return f"{source}: {place + ': ' if place else ''}{message.removeprefix('Value error, ')}{shown}"
 
 

@@ -21,6 +21,10 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     BODY_TOO_LARGE = "body_too_large"
     UNAUTHORIZED = "unauthorized"
+    INVALID_API_KEY = "invalid_api_key"
+    RATE_LIMITED = "rate_limit_exceeded"
+    HEAD_TOO_LARGE = "head_too_large"
+    REQUEST_TIMEOUT = "request_timeout"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     QUEUE_FULL = "queue_full"
@@ -44,15 +48,19 @@ def http_status(code: ErrorCode) -> int:
             return 400
         case ErrorCode.CONTEXT_LENGTH_EXCEEDED:
             return 400
-        case ErrorCode.UNAUTHORIZED:
+        case ErrorCode.UNAUTHORIZED | ErrorCode.INVALID_API_KEY:
             return 401
         case ErrorCode.MODEL_NOT_FOUND | ErrorCode.NOT_FOUND:
             return 404
         case ErrorCode.METHOD_NOT_ALLOWED:
             return 405
+        case ErrorCode.REQUEST_TIMEOUT:
+            return 408
         case ErrorCode.BODY_TOO_LARGE:
             return 413
-        case ErrorCode.QUEUE_FULL:
+        case ErrorCode.HEAD_TOO_LARGE:
+            return 431
+        case ErrorCode.QUEUE_FULL | ErrorCode.RATE_LIMITED:
             return 429
         case ErrorCode.CLIENT_GONE:
             return 499
@@ -99,11 +107,16 @@ class ErrorBody(Struct, frozen=True):
 class Rejected(Exception):
     """The client's fault: raised at the edge, answered at once, never seen by the core."""
 
-    def __init__(self, code: ErrorCode, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, code: ErrorCode, message: str, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
+        self.headers = b"www-authenticate: Bearer\r\n" if http_status(code) == 401 else b""
+        """Further header lines of the answer."""
 
 
 class Refusal(Struct, frozen=True):

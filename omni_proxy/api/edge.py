@@ -138,7 +138,8 @@ class Edge:
 
     def reject(self, exchange: Exchange, rejected: Rejected) -> None:
         """The client's fault, found before the core hears of the request."""
-        exchange.respond_error(rejected.code, rejected.message, rejected.param, None)
+        exchange.more_headers += rejected.headers
+        exchange.respond_error(rejected.code, rejected.message, rejected.param, rejected.retry_after_s)
         client, exchange.client = exchange.client, None
         if client is not None:
             client.finished(close=not exchange.kept_alive)
@@ -292,7 +293,7 @@ class Edge:
 
     def _pair(self, exchange: Exchange, prefill: Upstream | None, decode: Upstream | None) -> Pair:
         return Pair(
-            exchange.request_id,
+            exchange.worker_id,
             exchange.room,
             None if prefill is None else prefill.peer,
             None if decode is None else decode.peer,

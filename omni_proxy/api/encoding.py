@@ -195,7 +195,7 @@ class ItemLeg:
             msgspec.json.encode(model),
             self._item.part,
         )
-        request_id = b"%b:%d" % (self._exchange.request_id, self._number)
+        request_id = b"%b:%d" % (self._exchange.worker_id, self._number)
         data = upstream.request(CHAT.encode(), self._exchange.forward, request_id, body)
         self._ticket = upstream.pool.request(data, self)
 

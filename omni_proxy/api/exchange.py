@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 from msgspec import Raw
 
+from omni_proxy.access.gate import Grant
 from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head, named_error, named_error_event
 from omni_proxy.call import MESSAGES, RESPONSES, Call
 from omni_proxy.errors import ErrorCode, http_status
@@ -81,12 +82,14 @@ class Exchange:
         "error_told",
         "family",
         "forward",
+        "grant",
         "handoff",
         "handoff_from",
         "kept",
         "kept_alive",
         "legs",
         "mid_event",
+        "more_headers",
         "path",
         "peer",
         "prefill_cached",
@@ -99,13 +102,23 @@ class Exchange:
         "slow_since",
         "spec",
         "status",
+        "tenant",
         "tokenizing_since",
         "user_agent",
+        "worker_id",
     )
 
     def __init__(self, rid: str, request_id: bytes, client: ClientSide, kept_alive: bool, chunked: bool) -> None:
         self.rid = rid
         self.request_id = request_id
+        self.worker_id = request_id
+        """By which workers know it."""
+        self.tenant = ""
+        """Whose key was shown; empty where nobody asks for keys."""
+        self.grant: Grant | None = None
+        """What is set aside of the tenant's limits for as long as it runs."""
+        self.more_headers = b""
+        """Header lines of ours for the answer."""
         self.client: ClientSide | None = client
         self.kept_alive = kept_alive
         self.chunked = chunked
@@ -178,7 +191,8 @@ class Exchange:
             body = renamed(body, self.renames)
         self.bytes_out = len(body)
         framing = b"content-length: %d\r\n" % len(body)
-        self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive) + body)
+        head_of = head(status, headers, self.request_id, framing, not self.kept_alive, self.more_headers)
+        self.client.write(head_of + body)
 
     def respond_error(self, code: ErrorCode, message: str, param: str | None, retry_after_s: float | None) -> None:
         """Send an error of our own in the OpenAI shape."""
@@ -196,7 +210,7 @@ class Exchange:
         if not self.chunked:
             self.kept_alive = False
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
-        self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive))
+        self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive, self.more_headers))
 
     def send(self, data: bytes, framed: bytes = b"") -> None:
         """Send a part of the stream. `framed`: the same data as a whole chunk, where it came as one."""

@@ -20,8 +20,10 @@ from uvicorn.config import Config as UvicornConfig
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from omni_proxy.access.gate import Gate
 from omni_proxy.api.edge import Edge
-from omni_proxy.api.hot import HotRequest, clean_id, forwarded
+from omni_proxy.api.guard import Guard
+from omni_proxy.api.hot import HotRequest, clean_id, forwarded, tokens_of
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
 from omni_proxy.api.whole import WholeRequest, read_whole
 from omni_proxy.call import HOT_PATHS
@@ -52,11 +54,15 @@ class FrontProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         edge: Edge,
+        gate: Gate,
+        guard: Guard,
         max_body_bytes: int,
         body_timeout_s: float = 60.0,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._edge = edge
+        self._gate = gate
+        self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._answering: HotRequest | None = None
@@ -81,6 +87,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._stop_body_timer()
         hot, self._answering = self._answering, None
         if hot is not None:
+            self._let_go(hot)
             self._edge.client_left(hot.exchange)
         super().connection_lost(exc)
 
@@ -215,16 +222,42 @@ class FrontProtocol(HttpToolsProtocol):
         before = self.cycle
         self.cycle = hot  # type: ignore[assignment]
         hot.expects = self.expect_100_continue and version != "1.0"
+        try:
+            self._let_in(hot)
+        except Rejected as exc:
+            hot.refused, hot.refusal = True, exc
         if before is not None and not before.response_complete:
             hot.queued = True
             self.flow.pause_reading()
             self.pipeline.appendleft((hot, self.app))  # type: ignore[arg-type]
+            return
+        if hot.refusal is not None:
+            self._refuse_body(hot)
             return
         length = next((value for name, value in headers if name == b"content-length"), b"0")
         if int(length) > self._max_body_bytes:
             self._refuse_body(hot)
         elif hot.expects:
             self.transport.write(_CONTINUE)
+
+    def _let_in(self, hot: HotRequest) -> None:
+        """Before the body is read: is the route served, and whose key is shown? Raises Rejected."""
+        exchange = hot.exchange
+        exchange.path = hot.path
+        path = hot.path.decode()
+        if not self._guard.serves(path):
+            raise Rejected(ErrorCode.NOT_FOUND, f"There is no route {path}.")
+        if self._gate.on:
+            exchange.tenant = self._gate.who(hot.headers)
+            if exchange.request_id != exchange.rid.encode():
+                # Tenants must not be able to ask for the ids of one another's requests.
+                exchange.worker_id = b"%b-%b" % (exchange.request_id, exchange.rid.encode())
+
+    def _let_go(self, hot: HotRequest) -> None:
+        """A request's answer has ended: what was set aside for it is its tenant's again."""
+        grant, hot.exchange.grant = hot.exchange.grant, None
+        if grant is not None:
+            self._gate.ended(grant)
 
     def _take_whole(self, whole: WholeRequest) -> None:
         """Between two messages a whole request has come: the parser never sees it."""
@@ -268,10 +301,14 @@ class FrontProtocol(HttpToolsProtocol):
         body = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
         hot.body = []
         exchange.kept_alive = hot.keep_alive
-        exchange.path = hot.path
-        exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer)
+        exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer, self._gate.on)
         try:
+            if not exchange.path:
+                self._let_in(hot)
             call = self._edge.intake.read(hot, body)
+            if exchange.tenant:
+                may_use = tokens_of(call, len(body))
+                exchange.grant, exchange.more_headers = self._gate.admit(exchange.tenant, may_use)
         except Rejected as exc:
             self._edge.reject(exchange, exc)
             return
@@ -289,6 +326,7 @@ class FrontProtocol(HttpToolsProtocol):
         hot, self._answering = self._answering, None
         if hot is None:
             return
+        self._let_go(hot)
         hot.response_complete = True
         if close or not hot.keep_alive:
             self.transport.close()
@@ -371,7 +409,7 @@ class FrontProtocol(HttpToolsProtocol):
         hot.keep_alive = hot.exchange.kept_alive = False
         message = f"The request body is larger than {self._max_body_bytes} bytes."
         self._answering = None
-        self._edge.reject(hot.exchange, Rejected(ErrorCode.BODY_TOO_LARGE, message))
+        self._edge.reject(hot.exchange, hot.refusal or Rejected(ErrorCode.BODY_TOO_LARGE, message))
         self.loop.call_later(LINGER_S, self.abort)
 
     def _body_too_slow(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from omni_proxy.access.gate import CREDENTIALS
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.http_out import HOP_BY_HOP
 from omni_proxy.call import GENERATING, Call, parse_call
@@ -29,6 +30,7 @@ _STAYS_HERE: Final = HOP_BY_HOP | {
     b"x-encoder-hosts-ports",
 }
 """Headers that are ours to set, or about this connection only; all others go on to the workers."""
+_KEYED_STAYS_HERE: Final = _STAYS_HERE | CREDENTIALS
 
 _USUAL_CONNECTION: Final[tuple[list[bytes], ...]] = ([], [b"keep-alive"], [b"close"], [b"Keep-Alive"], [b"Close"])
 MAX_REQUEST_ID: Final = 128
@@ -63,6 +65,7 @@ class HotRequest:
         "path",
         "queued",
         "read",
+        "refusal",
         "refused",
         "response_complete",
         "size",
@@ -81,18 +84,21 @@ class HotRequest:
         self.queued = False
         """Another request on this connection is being answered (pipelining)."""
         self.refused = False
+        self.refusal: Rejected | None = None
+        """Why, where it is not the size of its body."""
         self.response_complete = False
         self.disconnected = False
         self.message_event = _NoEvent()
 
 
-def forwarded(headers: list[tuple[bytes, bytes]], peer: str) -> tuple[bytes, bytes]:
-    """Header lines for the workers, and the user agent for the access log."""
+def forwarded(headers: list[tuple[bytes, bytes]], peer: str, keyed: bool = False) -> tuple[bytes, bytes]:
+    """Header lines for the workers, and the user agent for the access log. `keyed`: the client's key was for us."""
     options = [value for name, value in headers if name == b"connection"]
     if options not in _USUAL_CONNECTION:
         listed = {token.strip().lower() for value in options for token in value.split(b",")}
         headers = [header for header in headers if header[0] not in listed]
-    lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _STAYS_HERE]
+    stays = _KEYED_STAYS_HERE if keyed else _STAYS_HERE
+    lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in stays]
     sources = [value for name, value in headers if name == b"x-forwarded-for"]
     lines.append(b"x-forwarded-for: %b\r\n" % b", ".join([*sources, peer.encode()]))
     return b"".join(lines), next((value for name, value in headers if name == b"user-agent"), b"")
@@ -152,6 +158,13 @@ def read_call(hot: HotRequest, body: bytes) -> Call:
     return call
 
 
+def tokens_of(call: Call, size: int) -> int:
+    """What a request may use: an estimate of its prompt, and the most that it allows for each of its answers."""
+    prompt = max(1, (size if call.prompt_bytes is None else call.prompt_bytes) // BYTES_PER_TOKEN)
+    answers = 0 if call.max_tokens is None else call.max_tokens * max(1, call.samples) * max(1, call.prompts)
+    return prompt + answers
+
+
 def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool) -> RequestSpec:
     """What the core is told of a request. `size`: of its body, in bytes."""
     return RequestSpec(
@@ -166,6 +179,6 @@ def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool)
         thinking=call.thinking,
         external_id=exchange.request_id.decode(),
         session=session_of(exchange.forward),
-        tenant=tenant_of(exchange.forward),
+        tenant=exchange.tenant or tenant_of(exchange.forward),
         ttft_target_s=ttft_target_of(exchange.forward) or call.ttft_target_s,
     )

@@ -47,11 +47,14 @@ def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
     return kept if listed <= HOP_BY_HOP | {b"close", b""} else [(n, v) for n, v in kept if n not in listed]
 
 
-def head(status: int, headers: Headers, request_id: bytes, framing: bytes, close: bool) -> bytes:
-    """A whole response head. `framing` is the content-length or transfer-encoding line, or empty (until close)."""
+def head(status: int, headers: Headers, request_id: bytes, framing: bytes, close: bool, more: bytes = b"") -> bytes:
+    """A whole response head. `framing` is the content-length or transfer-encoding line, or empty (until close).
+
+    `more`: further header lines.
+    """
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     ending = b"connection: close\r\n\r\n" if close else b"\r\n"
-    return b"%bx-request-id: %b\r\n%b%b%b" % (status_line(status), request_id, lines, framing, ending)
+    return b"%bx-request-id: %b\r\n%b%b%b%b" % (status_line(status), request_id, lines, more, framing, ending)
 
 
 def error_json(code: ErrorCode, message: str, param: str | None = None) -> bytes:

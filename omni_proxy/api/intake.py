@@ -78,7 +78,8 @@ class Intake:
         for number, single in enumerate(divide(call)):
             rid = self._edge.new_rid()
             part = Part(family, number, rid, b"%b-%d" % (exchange.request_id, number))
-            part.call, part.path = single, exchange.path
+            part.call, part.path, part.tenant = single, exchange.path, exchange.tenant
+            part.worker_id = b"%b-%d" % (exchange.worker_id, number)
             part.forward, part.user_agent = exchange.forward, exchange.user_agent
             part.encoded, part.slow_since = exchange.encoded, exchange.slow_since
             part.spec = request_spec(part, single, len(single.body), self.counts_tokens(single.model))

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import uvicorn
 
+from omni_proxy.access.gate import Gate
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.front import FrontProtocol
+from omni_proxy.api.guard import Guard
 from omni_proxy.config import Config, ConfigError
 from omni_proxy.tls import ServerTls
 
@@ -28,13 +30,22 @@ class FrontServer:
     """Serves one edge and one ASGI app on a socket until told to stop."""
 
     def __init__(
-        self, config: Config, edge: Edge, app: Any, upkeep: Callable[[], None], tls: ServerTls | None = None
+        self,
+        config: Config,
+        edge: Edge,
+        gate: Gate,
+        app: Any,
+        upkeep: Callable[[], None],
+        tls: ServerTls | None = None,
     ) -> None:
         self._config = config
         self._tls = tls
         self._edge = edge
+        self._gate = gate
+        self._guard = Guard(app, gate)
+        self._guard_as(config)
         self._upkeep = upkeep
-        self._server = QuietServer(self._uvicorn_config(app))
+        self._server = QuietServer(self._uvicorn_config(self._guard))
 
     def configure(self, config: Config) -> None:
         """Use other limits and times: for new connections those of requests, for all those of waiting and draining.
@@ -42,11 +53,16 @@ class FrontServer:
         Certificates are loaded again too.
         """
         self._config = config
+        self._guard_as(config)
         timeouts, uvicorns = config.timeouts, self._server.config
         uvicorns.timeout_keep_alive = round(timeouts.client_keepalive_s)
         uvicorns.timeout_graceful_shutdown = max(1, round(timeouts.drain_s))
         if self._tls is not None:
             self._tls.refresh(force=True)
+
+    def _guard_as(self, config: Config) -> None:
+        access = config.access
+        self._guard.use(access.routes, access.open_routes, None if config.admin is None else config.admin.token)
 
     async def run(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve until `stop`; then finish what runs, for `drain_s` at most, or until `force`."""
@@ -102,6 +118,8 @@ class FrontServer:
         return FrontProtocol(
             **of_uvicorn,
             edge=self._edge,
+            gate=self._gate,
+            guard=self._guard,
             max_body_bytes=config.limits.client_max_body_bytes,
             body_timeout_s=config.timeouts.client_body_s,
         )

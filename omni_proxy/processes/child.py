@@ -24,10 +24,10 @@ def run_scheduler(folder: Path, ready_fd: int, parent_fd: int) -> int:
     return 0
 
 
-def run_front(folder: Path, ready_fd: int, parent_fd: int) -> int:
-    """The command `_front`."""
+def run_front(folder: Path, ready_fd: int, parent_fd: int, slot: int) -> int:
+    """The command `_front`. `slot`: which of the fronts it is, from 0 on."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_front(RunDir(folder), ready_fd, parent_fd))
+        runner.run(_front(RunDir(folder), ready_fd, parent_fd, slot))
     return 0
 
 
@@ -52,12 +52,12 @@ async def _scheduler(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
         watcher.close()
 
 
-async def _front(run_dir: RunDir, ready_fd: int, parent_fd: int) -> None:
+async def _front(run_dir: RunDir, ready_fd: int, parent_fd: int, slot: int) -> None:
     config = run_dir.read_config()
     listen = config.listen
     with stop_signals() as (stop, force):
         watcher = await _end_with_parent(parent_fd, stop, force)
-        process = FrontProcess(config, run_dir)
+        process = FrontProcess(config, run_dir, slot)
         calm_collector()
         # Our part of the port's clients comes to us only once somebody can schedule them.
         linking = asyncio.create_task(process.keep_linked(), name="link")

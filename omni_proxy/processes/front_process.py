@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
+from omni_proxy.access.shared import Counts
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.build import Front
 from omni_proxy.config import Config
@@ -29,7 +30,7 @@ RECONNECT_S: Final = 0.05
 class FrontProcess:
     """One front and its link. Made inside the event loop. Raises ConfigError."""
 
-    def __init__(self, config: Config, run_dir: RunDir) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, slot: int = 0) -> None:
         self._run_dir = run_dir
         self._link: Link[FromScheduler] | None = None
         self._waiting: list[Event] = []
@@ -38,7 +39,8 @@ class FrontProcess:
         self._lost_link.set()
         self._has_members = asyncio.Event()
         self._pass_on = PassOn(run_dir.app)
-        self.front = Front(config, self._post, self._pass_on, self._rejected)
+        counts = Counts(run_dir.folder, max(config.processes, slot + 1), slot)
+        self.front = Front(config, self._post, self._pass_on, self._rejected, counts)
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve clients on a listening socket until `stop`, then drain."""

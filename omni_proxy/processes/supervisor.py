@@ -73,7 +73,9 @@ async def _run(
     common = (f"--dir={reloading.run_dir.folder}", f"--log-level={log_level}")
     report = _report(reloading.serves)
     scheduler = Launcher([ProcessPlan("scheduler", "scheduler", ("_scheduler", *common))], report)
-    plans = [ProcessPlan(f"front-{i}", "front", ("_front", *common), True) for i in range(config.processes)]
+    plans = [
+        ProcessPlan(f"front-{i}", "front", ("_front", *common, f"--slot={i}"), True) for i in range(config.processes)
+    ]
     fronts = Launcher(plans, report, config.timeouts.drain_s + MARGIN_S)
     asked = asyncio.Event()
     handlers = {
