@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from omni_proxy import __version__
 from omni_proxy.config import Config, ConfigError, ConnectorName, ScheduleMode, effective, load
+from omni_proxy.explain_command import add_explain
 from omni_proxy.operate import add_operating
 from omni_proxy.sim import options as sim_options
 
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_place(commands)
     _add_devices(commands)
     add_operating(commands)
+    add_explain(commands)
     sim_options.add_simulate(commands, _simulate)
     sim_options.add_plan(commands, _plan)
     sim_options.add_replay(commands, _replay)

@@ -450,6 +450,8 @@ class RequestRecord(Struct, frozen=True):
     predicted_first_at: float | None = None
     """When the first token should have come, as predicted when the prompt was sent to be computed."""
     resumes: tuple[Resume, ...] = ()
+    ttft_target_s: float | None = None
+    """What its client asked for; None: nothing."""
 
     @property
     def arrived_at(self) -> float:

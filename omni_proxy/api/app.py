@@ -19,6 +19,7 @@ from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import RequestRecord
 from omni_proxy.observe.expert_loads import ExpertLoad
 from omni_proxy.observe.experts import experts_json
+from omni_proxy.observe.explain import explain
 from omni_proxy.observe.timelines import summary, timeline
 from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.regression import Regression
@@ -97,6 +98,13 @@ def _add_inspection_routes(app: FastAPI, view: View) -> None:
         if record is None:
             return _error(ErrorCode.NOT_FOUND, f"No request {request_id!r} is known (any more).", "request_id")
         return _json(msgspec.json.encode(timeline(record, view.now(), view.wall_offset())))
+
+    @app.get("/omni/requests/{request_id}/explain", summary="Why it took so long, and what would have made it faster")
+    async def explained(request_id: str) -> Response:
+        record = view.find(request_id)
+        if record is None:
+            return _error(ErrorCode.NOT_FOUND, f"No request {request_id!r} is known (any more).", "request_id")
+        return _json(msgspec.json.encode(explain(record, view.now())))
 
     @app.get("/omni/workers", summary="The workers and what they hold")
     async def workers() -> Response:

@@ -206,4 +206,5 @@ class Request:
             predicted_tokens=self.predicted_tokens,
             predicted_first_at=self.predicted_first_at,
             resumes=tuple(self.resumes),
+            ttft_target_s=spec.ttft_target_s,
         )
