@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_serve(commands)
     _add_worker(commands)
+    _add_top(commands)
     _add_check(commands)
     _add_key(commands)
     commands.add_parser("schema", help="print the JSON schema of the config, for editors").set_defaults(run=_schema)
@@ -108,6 +109,17 @@ def _add_serve(commands: argparse._SubParsersAction[_Parser]) -> None:
     serve.add_argument("--print-config", action="store_true", help="print the effective config and end")
     serve.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     serve.set_defaults(run=_serve)
+
+
+def _add_top(commands: argparse._SubParsersAction[_Parser]) -> None:
+    top = commands.add_parser("top", help="watch a gateway in the terminal")
+    top.add_argument("url", nargs="?", default=None, metavar="URL", help="default: http://127.0.0.1:8000")
+    top.add_argument("-c", "--config", type=Path, default=None, metavar="FILE", help="address and token from a config")
+    top.add_argument("--token-file", type=Path, default=None, metavar="FILE", help="holds the admin port's token")
+    top.add_argument("--once", action="store_true", help="print one snapshot and end")
+    top.add_argument("--width", type=_positive, default=None, metavar="COLUMNS", help="of --once (default: terminal)")
+    top.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS", help="default 1")
+    top.set_defaults(run=_top)
 
 
 def _add_children(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -266,6 +278,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _interval(text: str) -> float:
+    value = _seconds(text)
+    if value < 0.1:
+        raise argparse.ArgumentTypeError(f"must be at least 0.1 s, got {text!r}")
+    return value
+
+
 # -------------------------------------------------------------------------------------------- commands
 
 
@@ -354,6 +373,12 @@ async def _serve_until_stopped(config: Config, path: Path) -> None:
                 await gateway.serve(sock, stop, force)
             finally:
                 following.cancel()
+
+
+def _top(options: argparse.Namespace) -> int:
+    from omni_proxy.ui.top.command import run_top
+
+    return run_top(options, print)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -85,7 +85,8 @@ async function change(worker, what, done) {
   try {
     const answer = await ask(path, { method: "POST" });
     const body = await answer.json();
-    done(answer.ok ? `${name}: ${body.state}` : `${name}: ${body.error?.message ?? answer.status}`);
+    const good = what === "drain" ? "drains" : "is used again as soon as it answers";
+    done(answer.ok ? `${name} ${good}` : `${name}: ${body.error?.message ?? answer.status}`);
   } catch (fault) {
     done(`${name}: ${fault.message}`);
   }

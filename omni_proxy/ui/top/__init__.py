@@ -1,0 +1,1 @@
+"""`omni-proxy top`: the gateway in a terminal."""
