@@ -120,3 +120,21 @@ def test_extras_exist() -> None:
     for page in PAGES:
         for named in re.findall(r"(?:omni-proxy|'\.)\[([\w,-]+)\]", page.read_text(encoding="utf-8")):
             assert set(named.split(",")) <= extras, f"{page.name}: [{named}]"
+
+
+def test_the_map_of_folders_names_them_all() -> None:
+    """docs/architecture.md, against the tree."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Folders")[2]
+    package = ROOT / "omni_proxy"
+    for path in (*package.iterdir(), *(package / "workers").iterdir()):
+        if path.is_dir() and (path / "__init__.py").exists():
+            name = f"{path.relative_to(package)}/"
+            assert f"`{name}`" in text or f"`{path.name}/`" in text, f"docs/architecture.md lacks {name}"
+    for name in re.findall(r"`([a-z_/]+(?:/|\.py))`", text):
+        places = (
+            package / name,
+            package / "workers" / name,
+            package / "workers" / "engine" / name,
+            package / "sim" / name,
+        )
+        assert any(place.exists() for place in places), f"docs/architecture.md names {name}"
