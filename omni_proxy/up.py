@@ -179,6 +179,7 @@ class _Up:
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f"    -d '{json.dumps(question)}'\n"
         )
+        _say(f"Watch it: {url}/omni/ui, or omni-proxy top {url}\n")
 
 
 async def _raise_start_failure(launching: asyncio.Task[None]) -> None:

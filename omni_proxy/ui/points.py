@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import Final
 
 from msgspec import Struct
 
 from omni_proxy.messages import Outcome, RequestRecord
+
+MOST_RECORDS: Final = 1000
+"""Of more that ended in one stretch every n-th is looked at and stands for n, or the scheduler would be held up."""
 
 
 class Limits(Struct, frozen=True):
@@ -77,23 +81,25 @@ def point(
 ) -> Point:
     """One stretch of `seconds` that ends `at` (wall clock), from the requests that ended within it."""
     ended = list(records)
-    good_end = [r for r in ended if r.outcome is Outcome.COMPLETED]
+    sample = ended[:: max(1, ceil(len(ended) / MOST_RECORDS))]
+    each = len(ended) / max(len(sample), 1)
+    good_end = [r for r in sample if r.outcome is Outcome.COMPLETED]
     first = sorted(s for s in map(ttft_s, good_end) if s is not None)
     step = sorted(s for s in map(tpot_s, good_end) if s is not None)
     return Point(
         at=round(at, 3),
         seconds=seconds,
         ended=len(ended),
-        failed=sum(r.outcome not in (Outcome.COMPLETED, Outcome.CANCELLED) for r in ended),
-        good=sum(is_good(r, limits) for r in good_end),
-        completed=len(good_end),
+        failed=round(each * sum(r.outcome not in (Outcome.COMPLETED, Outcome.CANCELLED) for r in sample)),
+        good=round(each * sum(is_good(r, limits) for r in good_end)),
+        completed=round(each * len(good_end)),
         ttft_p50_s=percentile(first, 0.5),
         ttft_p95_s=percentile(first, 0.95),
         tpot_p50_s=percentile(step, 0.5),
         tpot_p95_s=percentile(step, 0.95),
-        prompt_tokens=sum(r.prompt_tokens for r in good_end),
-        cached_tokens=sum(min(r.cached_tokens or 0, r.prompt_tokens) for r in good_end),
-        generated_tokens=sum(r.completion_tokens or 0 for r in good_end),
+        prompt_tokens=round(each * sum(r.prompt_tokens for r in good_end)),
+        cached_tokens=round(each * sum(min(r.cached_tokens or 0, r.prompt_tokens) for r in good_end)),
+        generated_tokens=round(each * sum(r.completion_tokens or 0 for r in good_end)),
         waiting=waiting,
     )
 

@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from omni_proxy.api.http_out import error_json
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import RequestRecord
+from omni_proxy.observe.explain import explain
 from omni_proxy.observe.timelines import timeline
 from omni_proxy.ui.feed import MAX_LISTENERS, Feed
 
@@ -88,7 +89,9 @@ def create_router(feed: Feed, requests: Requests) -> APIRouter:
         record = requests.find(request_id)
         if record is None:
             return _error(ErrorCode.NOT_FOUND, f"No request {request_id!r} is known (any more).", "request_id")
-        return _json(msgspec.json.encode(timeline(record, requests.now(), requests.wall_offset())))
+        now = requests.now()
+        told = timeline(record, now, requests.wall_offset()) | {"explain": explain(record, now)}
+        return _json(msgspec.json.encode(told))
 
     return router
 

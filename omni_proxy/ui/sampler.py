@@ -129,10 +129,12 @@ class Sampler:
         """Everything, also where nobody watches."""
         now = self._from.now()
         if self.watched.on:
+            self.watched.forget(now - WINDOW_S)
             records: Iterable[RequestRecord] = self.watched.records
             points = list(self._points)
         else:
-            records = known = self._from.last(_KEPT)
+            known = self._from.last(_KEPT)
+            records = [r for r in known if (r.ended_at or 0.0) > now - WINDOW_S]
             points = self._history(known, now, HISTORY_POINTS)
         return self._snapshot(now, True, records, self._from.last(SHOWN_ENDED), points)
 
@@ -147,7 +149,7 @@ class Sampler:
             points[-1] = structs.replace(points[-1], waiting=self._from.waiting()[0])
             self._steps_done = steps
             self._points.extend(points)
-            self.watched.forget(now - max(WINDOW_S, 2 * STEP_S))
+        self.watched.forget(now - WINDOW_S)
         return self._snapshot(now, False, self.watched.records, self._new(), points)
 
     def _new(self) -> list[RequestRecord]:
@@ -169,7 +171,6 @@ class Sampler:
     ) -> Snapshot:
         source, offset = self._from, self._from.wall_offset()
         waiting, waiting_tokens = source.waiting()
-        recent = [r for r in records if (r.ended_at or 0.0) > now - WINDOW_S]
         # The newest tell what happens now, the oldest why it does not.
         live = sorted(source.live(), key=lambda r: r.arrived_at)
         if len(live) > SHOWN_LIVE:
@@ -184,7 +185,7 @@ class Sampler:
             waiting=waiting,
             waiting_tokens=waiting_tokens,
             live_count=source.live_count(),
-            window=point(recent, now + offset, WINDOW_S, self.limits, waiting),
+            window=point(records, now + offset, WINDOW_S, self.limits, waiting),
             workers=[source.describe(w, now) for w in source.workers()],
             live=[row(r, now, offset) for r in live],
             ended=[row(r, now, offset) for r in ended],

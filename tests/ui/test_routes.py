@@ -183,6 +183,7 @@ async def test_one_request_is_told_with_the_reasons_of_its_placements(start: Sta
     assert prefill["reason"]
     assert prefill["finish_s"] >= prefill["start_s"] >= 0
     assert found["stages"][-1]["stage"] == "FINISHED"
+    assert found["explain"]["summary"].startswith("It took ")
 
 
 # ------------------------------------------------------------------------------------------- draining

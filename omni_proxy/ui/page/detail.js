@@ -9,7 +9,6 @@ const AGAIN_MS = 1000;
 export class Detail {
   #rid = null;
   #timer = 0;
-  #explains = true;
 
   constructor() {
     this.dialog = $("detail");
@@ -47,7 +46,7 @@ export class Detail {
 }
 
 function show(found) {
-  return [facts(found), stages(found), ...found.placements.map(placement), ...(found.resumes ?? []).map(resume)];
+  return [facts(found), ...explained(found.explain), stages(found), ...found.placements.map(placement), ...(found.resumes ?? []).map(resume)];
 }
 
 function facts(found) {
@@ -67,6 +66,14 @@ function facts(found) {
   for (const [name, value] of pairs) list.append(el("div", {}, el("dt", {}, name), el("dd", {}, value)));
   if (found.detail) list.append(el("div", { class: "wide" }, el("dt", {}, "Why"), el("dd", {}, found.detail)));
   return list;
+}
+
+/** Why it took so long, in words, and what would have made it faster. */
+function explained(told) {
+  if (!told) return [];
+  const lines = told.faster.map((one) => el("li", {}, el("span", { class: "num" }, seconds(one.seconds)), el("span", {}, one.text)));
+  const list = lines.length ? [el("h3", {}, "What would have made it faster"), el("ol", {}, ...lines)] : [];
+  return [el("section", { class: "explained" }, el("p", {}, told.summary), ...list)];
 }
 
 function stages(found) {

@@ -50,7 +50,8 @@ def _target(url: str | None, config: Path | None) -> tuple[str, str | None]:
         return url or DEFAULT_URL, None
     found = load(config)
     if found.admin is not None:
-        return _url("http", found.admin.host, found.admin.port), found.admin.token
+        token = found.admin.token or next(iter(found.admin.tokens.values()), None)
+        return _url("http", found.admin.host, found.admin.port), token
     return _url("http" if found.listen.tls is None else "https", found.listen.host, found.listen.port), None
 
 

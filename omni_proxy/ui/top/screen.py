@@ -95,9 +95,9 @@ def _spark(values: Sequence[float | None], most: float | None) -> str:
 
 def _pool(role: str, pool: Sequence[SeenWorker], width: int) -> list[Line]:
     names = max(10, min(max(len(w.name) for w in pool), width - 64))
-    bars = max(4, min(16, (width - names - 56) // 2))
+    bars = max(4, min(16, (width - names - 60) // 2))
     head = f"{role.capitalize():{names + 1}} {'state':9}{'running':{bars + 9}}{'prompt':>7}  "
-    head += f"{'KV tokens':{bars + 16}}free in"
+    head += f"{'KV tokens':{bars + 20}}free in"
     lines: list[Line] = [[(head, Style.STRONG)]]
     for worker in pool:
         lines.append(_worker(worker, names, bars))
@@ -117,7 +117,7 @@ def _worker(w: SeenWorker, names: int, bars: int) -> Line:
         (f" {w.sequences}/{w.max_sequences}".ljust(9), Style.PLAIN),
         (f"{count(w.prefill_tokens):>7}  ", Style.PLAIN),
         *bar(w.kv_tokens, w.kv_capacity_tokens, bars, colour),
-        (_kv(w).ljust(16), Style.PLAIN),
+        (_kv(w).ljust(19) + " ", Style.PLAIN),
         (free, Style.PLAIN),
     ]
 
