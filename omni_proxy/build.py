@@ -14,12 +14,11 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import httpx
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
@@ -32,10 +31,11 @@ from omni_proxy.api.app import create_app, worker_json
 from omni_proxy.api.callbacks import CallbackServer
 from omni_proxy.api.edge import Edge, EdgeLimits
 from omni_proxy.api.exchange import Exchange
+from omni_proxy.api.registration import create_registration_app
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
-from omni_proxy.config import Config, ConfigError, Kubernetes, KvCachePolicy, LogFormat, Model, Prewarm, Worker
+from omni_proxy.config import Admin, Config, ConfigError, KvCachePolicy, LogFormat, Model, Prewarm, Worker
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver, Watcher
 from omni_proxy.errors import Rejected
@@ -45,6 +45,7 @@ from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
 from omni_proxy.observe.access_log import AccessLog
 from omni_proxy.observe.audit import Audit
+from omni_proxy.observe.discovery import DiscoveryMetrics
 from omni_proxy.observe.expert_loads import ExpertLoad, ExpertLoads
 from omni_proxy.observe.experts import ExpertMetrics
 from omni_proxy.observe.log_lines import Ending
@@ -72,9 +73,9 @@ from omni_proxy.workers.announcements import AnnouncedWorkers
 from omni_proxy.workers.changes import Changes
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import client_files, dp_size, rank_names
-from omni_proxy.workers.discovery.file import FileSource
-from omni_proxy.workers.discovery.finder import Finder, Source, SourceState
-from omni_proxy.workers.discovery.kubernetes import PodSource, account_token, in_cluster
+from omni_proxy.workers.discovery.finder import Finder, SourceState
+from omni_proxy.workers.discovery.registered import RegisteredSource
+from omni_proxy.workers.discovery.sources import discovery_sources
 from omni_proxy.workers.discovery.vetting import Refused
 from omni_proxy.workers.expert_reader import ExpertReader
 from omni_proxy.workers.kv_events import KvEvents
@@ -157,7 +158,10 @@ class Scheduling:
         self.operations = Operations(self.roster, orders, core.workers, _own_addresses(config), share)
         self._hearing: set[asyncio.Task[None]] = set()
         self._announcing = _announcing(config, self.roster)
-        self.finder = Finder(_sources(config), self.roster.set, _own_addresses(config))
+        own, registering = _own_addresses(config), config.discovery.registration
+        registered = None if registering is None else RegisteredSource(registering.expire_s, own)
+        self.registration = _registration(config, registered)
+        self.finder = Finder(discovery_sources(config.discovery, registered), self.roster.set, own)
         self._finding = asyncio.create_task(self.finder.run(), name="discovery")
         self._finding.add_done_callback(_report_end)
         if self.kv_events is not None:
@@ -172,6 +176,7 @@ class Scheduling:
         registry = CollectorRegistry()
         registry.register(self.metrics)
         registry.register(self.prefixes)
+        registry.register(DiscoveryMetrics(self.discovery))
         registry.register(ExpertMetrics(self.expert_loads.all))
         registry.register(PrewarmMetrics(core.prewarms))
         self._keeping_in_touch: asyncio.Task[None] | None = None
@@ -219,9 +224,14 @@ class Scheduling:
             await asyncio.sleep(0.02)
         return self.tallies.config[0] > before[0], self.tallies.config[0]
 
-    def serving_admin(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Serve the admin port, if there is one, for as long as the context lasts."""
-        return contextlib.nullcontext() if self.admin is None else self.admin.serving()
+    @contextlib.asynccontextmanager
+    async def serving_admin(self) -> AsyncIterator[None]:
+        """Serve the ports of operators and of workers that register, for as long as the context lasts."""
+        async with contextlib.AsyncExitStack() as stack:
+            for server in (self.admin, self.registration):
+                if server is not None:
+                    await stack.enter_async_context(server.serving())
+            yield
 
     async def control(
         self, path: str, query: str, body: bytes, names: Sequence[str], role: Role | None
@@ -347,6 +357,15 @@ def _audit(config: Config) -> Audit:
         return Audit(path)
     except OSError as exc:
         raise ConfigError(f"admin.audit_log: cannot open {path}: {exc.strerror}") from exc
+
+
+def _registration(config: Config, source: RegisteredSource | None) -> AdminServer | None:
+    """The port at which workers register. Raises ConfigError."""
+    wanted = config.discovery.registration
+    if wanted is None or source is None:
+        return None
+    guard = Admin(host=wanted.host, port=wanted.port, token=wanted.token)
+    return AdminServer(guard, create_registration_app(source))
 
 
 def _replica_name(config: Config) -> str:
@@ -587,27 +606,6 @@ def _announcing(config: Config, roster: Roster) -> asyncio.Task[None] | None:
     task = asyncio.create_task(announced.run(), name="announcements")
     task.add_done_callback(_report_end)
     return task
-
-
-def _sources(config: Config) -> list[Source]:
-    """The sources that the config names. Raises ConfigError."""
-    wanted = config.discovery
-    sources: list[Source] = []
-    if wanted.file is not None:
-        sources.append(FileSource(wanted.file))
-    if wanted.kubernetes is not None:
-        sources.append(_pods(wanted.kubernetes))
-    return sources
-
-
-def _pods(wanted: Kubernetes) -> PodSource:
-    try:
-        if wanted.api is None:
-            return PodSource(in_cluster(), wanted.namespace, wanted.selector, account_token)
-        client = httpx.AsyncClient(base_url=wanted.api, timeout=10.0, trust_env=False)
-        return PodSource(client, wanted.namespace, wanted.selector)
-    except OSError as exc:
-        raise ConfigError(f"discovery.kubernetes: this is no pod with a service account ({exc})") from exc
 
 
 def _own_addresses(config: Config) -> list[tuple[str, int]]:

@@ -182,6 +182,11 @@ def _add_worker(commands: argparse._SubParsersAction[_Parser]) -> None:
     worker.add_argument("--speculative-tokens", type=_positive, default=8, metavar="N", help="the longest draft")
     worker.add_argument("--threads", type=_positive, default=1, metavar="N")
     _add_expert_parallel(worker)
+    where = "register at this gateway's port for that (several)"
+    worker.add_argument("--register", action="append", default=[], metavar="URL", help=where)
+    worker.add_argument("--token-file", type=Path, default=None, metavar="FILE", help="holds the token for that")
+    worker.add_argument("--advertise", default=None, metavar="HOST", help="by which gateways reach it; default: --host")
+    worker.add_argument("--name", default=None, metavar="NAME", help="by which gateways know it")
     worker.add_argument("--drain", type=_seconds, default=5.0, metavar="SECONDS")
     worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="warning")
     worker.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
@@ -414,6 +419,8 @@ def _key(options: argparse.Namespace) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
+    if options.simulate is not None and options.register:
+        raise ConfigError("--register: a simulated worker does not register itself")
     if options.simulate is not None:
         from omni_proxy.sim.pretend.command import pretend
 
@@ -453,6 +460,10 @@ def _worker(options: argparse.Namespace) -> int:
             parent_fd=options.parent_fd,
             log_level=options.log_level,
             drain_s=options.drain,
+            register=tuple(options.register),
+            token_file=None if options.token_file is None else str(options.token_file),
+            advertise=options.advertise,
+            name=options.name,
         )
     )
 

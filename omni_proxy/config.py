@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -529,9 +529,58 @@ class Kubernetes(_Model):
 
     selector: Annotated[str, Field(min_length=1)]
     """Of labels, as kubectl takes it."""
+    endpoints: bool = False
+    """Follow the EndpointSlices of services (`kubernetes.io/service-name=NAME`) instead of pods."""
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] = "default"
     api: WorkerUrl | None = None
     """None: that of the cluster in which the gateway runs, with its service account."""
+
+
+class Dns(_Model):
+    """Workers behind a name in DNS (docs/deploy.md)."""
+
+    name: Annotated[str, Field(min_length=1)]
+    record: Literal["a", "srv"] = "a"
+    """`a`: its addresses of both kinds, with `port`; `srv`: the hosts and ports that it lists."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    worker: dict[str, Any]
+    """What each of them is: `role` and whatever else `workers` has, but for name and URL."""
+    least_s: Annotated[float, Field(ge=0.1)] = 1.0
+    most_s: PositiveSeconds = 30.0
+    """It is asked again after the answer's time to live, within these bounds."""
+    nameserver: str | None = None
+    """ADDRESS or ADDRESS:PORT; None: as the system is set up."""
+
+    @model_validator(mode="after")
+    def _makes_workers(self) -> Self:
+        if (self.port is None) == (self.record == "a"):
+            raise ValueError("'port' is needed for record 'a', and no other")
+        if self.least_s > self.most_s:
+            raise ValueError(f"'least_s' ({self.least_s:g}) must not be above 'most_s' ({self.most_s:g})")
+        scheme = "https" if self.worker.get("tls") is not None else "http"
+        try:
+            Worker.model_validate({**self.worker, "name": "any", "url": f"{scheme}://any:1"})
+        except ValidationError as exc:
+            first = exc.errors()[0]
+            raise ValueError(f"worker.{'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+        return self
+
+
+class Registration(_Model):
+    """Where workers register themselves, a port apart (docs/deploy.md)."""
+
+    host: str = "127.0.0.1"
+    port: Port
+    token: Annotated[str, Field(min_length=8)] | None = None
+    """Shown as `Authorization: Bearer`; needed where others than this machine can connect."""
+    expire_s: Annotated[float, Field(ge=0.5)] = 15.0
+    """Who is silent for so long drains; they are told to speak three times as often."""
+
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Self:
+        if self.token is None and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(f"host {self.host} is open to others: 'token' is required")
+        return self
 
 
 class Discovery(_Model):
@@ -540,6 +589,8 @@ class Discovery(_Model):
     file: Path | None = None
     """YAML with `workers:`, read again whenever it changes."""
     kubernetes: Kubernetes | None = None
+    dns: tuple[Dns, ...] = ()
+    registration: Registration | None = None
 
 
 class Prewarm(_Model):
@@ -738,6 +789,12 @@ def effective(config: Config) -> str:
     if data["admin"] is not None:
         data["admin"]["token"] = data["admin"]["token"] and "***"
         data["admin"]["tokens"] = dict.fromkeys(data["admin"]["tokens"], "***")
+    registering = data["discovery"]["registration"]
+    if registering is not None:
+        registering["token"] = registering["token"] and "***"
+    for found in data["discovery"]["dns"]:
+        if found["worker"].get("api_key") is not None:
+            found["worker"]["api_key"] = "***"
     if config.replicas is not None and "@" in config.replicas.redis:
         data["replicas"]["redis"] = _without_password(config.replicas.redis)
     text: str = yaml.safe_dump(data, sort_keys=False)

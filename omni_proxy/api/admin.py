@@ -95,9 +95,14 @@ def create_admin_app(controls: Controls, audit: Audit) -> FastAPI:
     app = FastAPI(title="Omni Proxy admin", docs_url=None, redoc_url=None, openapi_url=None)
     for path in sorted(CONTROLS):
         _add_control(app, controls, path, audit)
+    add_error_handlers(app)
+    return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Errors in the OpenAI shape."""
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    return app
 
 
 def _add_control(app: FastAPI, controls: Controls, path: str, audit: Audit) -> None:
@@ -134,7 +139,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     if exc.status_code == 405:
         return failure(ErrorCode.METHOD_NOT_ALLOWED, f"{request.method} is not allowed on {request.url.path}.")
     if exc.status_code == 404:
-        return failure(ErrorCode.NOT_FOUND, f"There is no route {request.url.path} on the admin port.")
+        return failure(ErrorCode.NOT_FOUND, f"There is no route {request.url.path} on this port.")
     return reply({"error": {"message": str(exc.detail)}}, exc.status_code)
 
 

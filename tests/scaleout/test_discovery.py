@@ -13,7 +13,7 @@ import pytest
 from omni_proxy.config import Worker
 from omni_proxy.workers.discovery.file import FileSource
 from omni_proxy.workers.discovery.finder import Finder
-from omni_proxy.workers.discovery.kubernetes import PodSource, candidate
+from omni_proxy.workers.discovery.kubernetes import PodSource, SliceSource, candidate
 from omni_proxy.workers.discovery.vetting import MOST_WORKERS, Candidate, Unusable, url_of, vet
 
 
@@ -228,3 +228,45 @@ def test_a_pod_without_a_role_is_refused_and_one_without_an_address_is_not_there
     workers, refused = vet("kubernetes", [made])
     assert workers == []
     assert refused[0].reason.startswith("role: ")
+
+
+def endpoint(ip: str, name: str | None = None, **conditions: bool) -> dict[str, object]:
+    made: dict[str, object] = {"addresses": [ip], "conditions": conditions}
+    return made if name is None else made | {"targetRef": {"kind": "Pod", "name": name}}
+
+
+async def test_endpoint_slices_are_followed_with_the_rules_of_services() -> None:
+    api = FakeApi()
+    labels = {"omni-proxy.io/role": "decode", "kubernetes.io/service-name": "decode"}
+    slice_: dict[str, object] = {
+        "metadata": {"name": "decode-abc", "uid": "u", "resourceVersion": "1", "labels": labels},
+        "ports": [{"name": "http", "port": 8200}],
+        "endpoints": [
+            endpoint("10.0.0.1", "d0", ready=True),
+            endpoint("10.0.0.2", "d1", ready=False),
+            endpoint("10.0.0.3", "d2", ready=False, terminating=True, serving=True),
+            endpoint("fd00::4"),
+        ],
+    }
+    api.pods = {"decode-abc": slice_}
+    client = httpx.AsyncClient(transport=httpx.MockTransport(api.handle), base_url="http://api")
+    source = SliceSource(client, "default", "app=vllm", lambda: "t0ken", retry_s=0.005)
+    seen: list[Sequence[Candidate]] = []
+    faults: list[str] = []
+    task = asyncio.create_task(source.run(seen.append, faults.append))
+    try:
+        await until(lambda: bool(seen))
+        workers, refused = vet("kubernetes", seen[-1])
+        assert not refused
+        assert [(w.name, w.url, w.role.value, w.down) for w in workers] == [
+            ("d0", "http://10.0.0.1:8200", "decode", False),
+            ("d2", "http://10.0.0.3:8200", "decode", True),
+            ("fd00-4", "http://[fd00::4]:8200", "decode", False),
+        ]
+        await until(lambda: len(api.watched_from) == 1)
+        api.put({**slice_, "endpoints": None}, "MODIFIED")
+        await until(lambda: seen[-1] == [])
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not faults

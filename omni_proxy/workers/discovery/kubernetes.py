@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,8 @@ class _Gone(Exception):
 class PodSource:
     """Follows the pods of one namespace. `token` is read again for each request, because it is renewed in its file."""
 
+    resource = "/api/v1/namespaces/{}/pods"
+
     def __init__(
         self,
         client: httpx.AsyncClient,
@@ -42,7 +45,7 @@ class PodSource:
     ) -> None:
         self.name = "kubernetes"
         self._client = client
-        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._path = self.resource.format(namespace)
         self._selector = selector
         self._token = token
         self._watch_s = watch_s
@@ -66,15 +69,19 @@ class PodSource:
                 continue  # it ended in order: go on from there
             except _Gone:
                 self._version = ""
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as exc:
                 failed(f"{type(exc).__name__}: {exc}"[:200])
             await asyncio.sleep(wait_s)
             wait_s = min(_MOST_RETRY_S, 2 * wait_s)
 
     def candidates(self) -> list[Candidate]:
         """The pods that are there, as workers."""
-        found = (candidate(pod) for _, pod in sorted(self._pods.items()))
-        return [one for one in found if one is not None]
+        return [one for _, item in sorted(self._pods.items()) for one in self.workers_of(item)]
+
+    def workers_of(self, item: Mapping[str, Any]) -> list[Candidate]:
+        """What one object of the API stands for."""
+        one = candidate(item)
+        return [] if one is None else [one]
 
     async def _list(self) -> None:
         pods: dict[str, Mapping[str, Any]] = {}
@@ -137,11 +144,44 @@ def candidate(pod: Mapping[str, Any]) -> Candidate | None:
     ends = meta.get("deletionTimestamp") is not None
     if not address or status.get("phase") in ("Succeeded", "Failed") or not (ends or _ready(status)):
         return None
-    said = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
-    marks = {key.removeprefix(PREFIX): value for key, value in said.items() if key.startswith(PREFIX)}
+    marks = _marks(meta)
     port = marks.get("port", "8000")
+    return _worker(marks, meta["name"], address, port, ends)
+
+
+def endpoints(slice_: Mapping[str, Any]) -> list[Candidate]:
+    """The endpoints of a slice as workers: their ports are the slice's, what they are stands in its labels."""
+    marks = _marks(slice_["metadata"])
+    ports = [one.get("port") for one in slice_.get("ports") or () if one.get("port")]
+    port = marks.get("port") or str(ports[0] if ports else 8000)
+    found = []
+    for endpoint in slice_.get("endpoints") or ():
+        conditions = endpoint.get("conditions") or {}
+        ends = bool(conditions.get("terminating"))
+        addresses = endpoint.get("addresses") or ()
+        if addresses and (ends or conditions.get("ready") is not False):  # unknown counts as ready, by the API's rules
+            name = (endpoint.get("targetRef") or {}).get("name") or re.sub(r"[^A-Za-z0-9.]+", "-", addresses[0])
+            found.append(_worker(marks, name.strip("-"), addresses[0], port, ends))
+    return found
+
+
+class SliceSource(PodSource):
+    """Follows the EndpointSlices of a service: its readiness rules, also for workers outside the cluster."""
+
+    resource = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
+
+    def workers_of(self, item: Mapping[str, Any]) -> list[Candidate]:
+        return endpoints(item)
+
+
+def _marks(meta: Mapping[str, Any]) -> dict[str, str]:
+    said = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
+    return {key.removeprefix(PREFIX): value for key, value in said.items() if key.startswith(PREFIX)}
+
+
+def _worker(marks: Mapping[str, str], name: str, address: str, port: str, ends: bool) -> Candidate:
     found: dict[str, object] = {
-        "name": meta["name"],
+        "name": name,
         "url": url_of(address, int(port)) if port.isdigit() else f"http://{address}:{port}",
         "role": marks.get("role"),
     }

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -27,6 +28,7 @@ from omni_proxy.workers.engine.generation import EngineApi
 from omni_proxy.workers.engine.server import WorkerServer
 from omni_proxy.workers.engine.server_metrics import ServerMetrics
 from omni_proxy.workers.engine.worker_options import WorkerOptions
+from omni_proxy.workers.register import Registration
 
 EXIT_OK: Final = 0
 EXIT_FORCED: Final = 1
@@ -107,6 +109,7 @@ class WorkerLife:
         self._deadline: float | None = None
         """End of the drain on the loop's clock; set by the first signal."""
         self._forced = False
+        self._registering: asyncio.Task[None] | None = None
 
     async def run(self, sock: socket.socket) -> int:
         """Serve on `sock` until told to stop; returns the exit code."""
@@ -118,12 +121,38 @@ class WorkerLife:
             loop.add_signal_handler(number, self._on_signal, worker, server)
         self._launcher.call_when_gone(lambda: _post(loop, self._force, worker, server))
         watch = loop.create_task(self._watch_engine(worker, server))
+        self._registering = self._register(sock)
         try:
             await server.serve(sockets=[sock])
             await self._wait_for_leases()
         finally:
             watch.cancel()
+            await self._say_goodbye()
         return EXIT_FORCED if self._forced else EXIT_OK
+
+    def _register(self, sock: socket.socket) -> asyncio.Task[None] | None:
+        """Tell gateways that it is there, where it was asked to."""
+        options = self._options
+        if not options.register:
+            return None
+        host, port = options.advertise or options.host, sock.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        fields: dict[str, object] = {
+            "name": options.name or f"{options.role}-{host.replace(':', '-').strip('-')}-{port}",
+            "url": f"http://{shown}:{port}",
+            "role": options.role,
+            "connector": "omni",
+            "max_seqs": options.max_num_seqs,
+        }
+        token_file = None if options.token_file is None else Path(options.token_file)
+        return asyncio.create_task(Registration(options.register, token_file, fields).run(), name="registration")
+
+    async def _say_goodbye(self) -> None:
+        """Gateways send nothing more."""
+        task, self._registering = self._registering, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def _http_server(self, worker: WorkerServer, sock: socket.socket) -> _HttpServer:
         config = uvicorn.Config(
@@ -160,6 +189,8 @@ class WorkerLife:
         loop.call_later(self._options.drain_s, worker.stop_all)
         worker.drain()
         server.should_exit = True
+        if self._registering is not None:
+            self._registering.cancel()  # gateways hear of it before the drain is over
 
     def _force(self, worker: WorkerServer, server: uvicorn.Server) -> None:
         self._forced = True

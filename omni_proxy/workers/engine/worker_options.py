@@ -53,6 +53,14 @@ class WorkerOptions:
     """Read end of a pipe that the launcher holds open for as long as it lives."""
     log_level: str = "warning"
     drain_s: float = 5.0
+    register: tuple[str, ...] = ()
+    """URLs of gateways at which the worker registers itself."""
+    token_file: str | None = None
+    """Holds the token for that."""
+    advertise: str | None = None
+    """The host by which gateways reach it; None: the one that it listens on."""
+    name: str | None = None
+    """By which gateways know it; None: made of its role, host and port."""
 
     def engine_config(self, engine_id: str) -> EngineConfig:
         """The engine's share of the options."""
