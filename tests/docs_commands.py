@@ -17,10 +17,12 @@ PAGES = [
         for page in sorted((ROOT / folder).rglob("*.md"))
     ),
 ]
+CONFIGS = [path for folder in ("configs", "examples") for path in sorted((ROOT / folder).rglob("*.yaml"))]
 _BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.M | re.S)
 _INDENTED = re.compile(r"(?:^    \S.*\n?)+", re.M)
 _INLINE = re.compile(r"`((?:omni-proxy|python -m|pytest|scripts/)[^`]*)`")
 _SHELLS = {"", "sh", "bash", "console", "shell"}
+_COMMENT = re.compile(r"^# +((?:omni-proxy|python -m|scripts/) ?.*)$", re.M)
 _ENVIRONMENT = re.compile(r"^[A-Z][A-Z0-9_]*=\S*$")
 _OURS = ("omni-proxy", "python", "pytest", "pip", "scripts/")
 
@@ -47,6 +49,12 @@ def commands(page: Path) -> Iterator[Command]:
             yield from _of_line(name, line.strip().removeprefix("$ "), whole=True)
     for inline in _INLINE.findall(rest):
         yield from _of_line(name, inline, whole=False)
+
+
+def commands_in_comments(config: Path) -> Iterator[Command]:
+    """Those that the comment of a config shows, each on a line of its own."""
+    for line in _COMMENT.findall(config.read_text(encoding="utf-8")):
+        yield from _of_line(str(config.relative_to(ROOT)), line, whole=True)
 
 
 def _of_line(page: str, line: str, whole: bool) -> Iterator[Command]:

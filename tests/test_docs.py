@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from omni_proxy.cli import _parser
-from tests.docs_commands import PAGES, ROOT, Command, commands
+from omni_proxy.config import ConfigError, parse
+from tests.docs_commands import CONFIGS, PAGES, ROOT, Command, commands, commands_in_comments
 
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 _HEADING = re.compile(r"^#+ +(.*?) *$", re.M)
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-_SHOWN = sorted({command for page in PAGES for command in commands(page)}, key=str)
+_SHOWN = sorted(
+    {
+        *(command for page in PAGES for command in commands(page)),
+        *(command for config in CONFIGS for command in commands_in_comments(config)),
+    },
+    key=str,
+)
 
 
 def _shown(program: str) -> list[Command]:
@@ -138,3 +147,28 @@ def test_the_map_of_folders_names_them_all() -> None:
             package / "sim" / name,
         )
         assert any(place.exists() for place in places), f"docs/architecture.md names {name}"
+
+
+_YAML = re.compile(r"^```yaml\n(.*?)^```", re.M | re.S)
+_CONFIGS = [
+    (page, number, match[1])
+    for page in PAGES
+    for number, match in enumerate(_YAML.finditer(page.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize(("page", "number", "text"), _CONFIGS, ids=lambda v: v.name if isinstance(v, Path) else None)
+def test_configs_in_pages_are_valid(page: Path, number: int, text: str) -> None:
+    """Each is a config by itself, what it leaves out being as usual; a hash that is cut short stands for any."""
+    counted = itertools.count()
+    whole = re.sub("sha256:…", lambda _: f"sha256:{next(counted):064x}", text)
+    try:
+        parse(yaml.safe_load(whole), page.name)
+    except ConfigError as fault:
+        pytest.fail(str(fault))
+
+
+def test_python_in_pages_is_python() -> None:
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            compile(block, page.name, "exec")
