@@ -246,7 +246,7 @@ class Membership:
     async def _probe_again_and_again(self, member: _Watched) -> None:
         failures = 0
         while True:
-            reason = await member.probe.fault()
+            reason = await member.probe.fault(self._health.timeout_s)
             if reason is None:
                 failures = 0
                 if not member.held and (not member.up or await self._calls_itself_otherwise(member)):

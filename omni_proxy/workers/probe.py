@@ -1,6 +1,6 @@
 """Asks one worker whether it lives and what it is, on the routes that engines have for that. Knows nothing of requests.
 
-Probes use httpx and never share a connection with requests.
+Probes never share a connection with requests. Whether it lives is asked often, and cheaply; the rest with httpx.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from omni_proxy.workers.facts import (
     of_version,
     of_vllm_server_info,
 )
+from omni_proxy.workers.health import HealthCheck
 
 
 class ModelInfo(msgspec.Struct):
@@ -77,6 +78,7 @@ class Probe:
         self._url = url
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._files = tls
+        self._health = HealthCheck(url, api_key, tls)
         self._shared = shared
         self._timeout_s = timeout_s
         self._tls: ClientTls | None = None
@@ -85,21 +87,14 @@ class Probe:
 
     async def close(self) -> None:
         """Give up the connections of its own."""
+        self._health.close()
         own, self._own = self._own, None
         if own is not None:
             await own.aclose()
 
-    async def fault(self) -> str | None:
+    async def fault(self, timeout_s: float) -> str | None:
         """Why the worker cannot be used, or None."""
-        try:
-            response = await self._get("/health")
-        except TlsError as exc:
-            return str(exc)
-        except httpx.TimeoutException:
-            return "no answer to /health in time"
-        except httpx.HTTPError as exc:
-            return f"cannot be reached ({type(exc).__name__})"
-        return None if response.status_code == 200 else f"/health says {response.status_code}"
+        return await self._health.fault(timeout_s)
 
     async def describe(self) -> Description:
         """What it serves. Raises Unclear."""

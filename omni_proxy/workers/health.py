@@ -1,0 +1,89 @@
+"""Asks one worker whether it lives: one GET a second or so, for hundreds of workers, beside the scheduler.
+
+On the relay's own connections, kept open, because a GET by httpx costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from urllib.parse import urlsplit
+
+from omni_proxy.messages import Failure
+from omni_proxy.tls import ClientFiles, ClientTls, TlsError
+from omni_proxy.workers.http import Headers, Ticket, WorkerPool
+
+_IDLE_S: Final = 4.0
+"""Shorter than engines keep idle connections."""
+
+
+class _Answer:
+    """Waits for the end of an answer; its body is not kept."""
+
+    def __init__(self, outcome: asyncio.Future[int | Failure]) -> None:
+        self._outcome = outcome
+        self._status = 0
+
+    def on_sent(self) -> None:
+        return
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+
+    def on_data(self, data: bytes) -> None:
+        return
+
+    def on_end(self) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(self._status)
+
+    def on_failure(self, failure: Failure) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(failure)
+
+
+class HealthCheck:
+    """One worker's `/health`. Connections are opened when they are needed, and again after `close`."""
+
+    def __init__(self, url: str, api_key: str | None, tls: ClientFiles | None) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._files = tls
+        key = "" if api_key is None else f"authorization: Bearer {api_key}\r\n"
+        self._question = f"GET /health HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: */*\r\n{key}\r\n".encode("latin-1")
+        self._pool: WorkerPool | None = None
+
+    async def fault(self, timeout_s: float) -> str | None:
+        """Why the worker cannot be used, or None."""
+        try:
+            pool = self._connections()
+        except TlsError as exc:
+            return str(exc)
+        pool.configure(_IDLE_S, 1, timeout_s)
+        pool.expire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[int | Failure] = loop.create_future()
+        ticket: Ticket = pool.request(self._question, _Answer(outcome))
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await outcome
+        except TimeoutError:
+            return "no answer to /health in time"
+        finally:
+            ticket.abort()  # nothing where it has ended
+        if isinstance(found, Failure):
+            return f"cannot be reached ({found.detail})"
+        return None if found == 200 else f"/health says {found}"
+
+    def close(self) -> None:
+        """Give up its connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _connections(self) -> WorkerPool:
+        if self._pool is None:
+            tls = None if self._files is None else ClientTls(self._files)
+            self._pool = WorkerPool(self._host, self._port, tls)
+        return self._pool
