@@ -134,7 +134,7 @@ function latest(points, of) {
   return points.at(-1);
 }
 
-/** Lines end where nothing can be said; a lone value is a dot. */
+/** Lines end where nothing can be said; a lone value is a dash. */
 function runs(series) {
   const found = [];
   let run = null;
@@ -150,7 +150,7 @@ function path(series, x, y) {
   return runs(series)
     .map((run) => {
       const steps = run.map((i) => `${x(i).toFixed(1)} ${y(series[i]).toFixed(1)}`);
-      return steps.length === 1 ? `M${steps[0]}h0.01` : `M${steps.join("L")}`;
+      return steps.length === 1 ? `M${(x(run[0]) - 1.5).toFixed(1)} ${y(series[run[0]]).toFixed(1)}h3` : `M${steps.join("L")}`;
     })
     .join("");
 }

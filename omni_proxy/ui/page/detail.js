@@ -71,9 +71,14 @@ function facts(found) {
 /** Why it took so long, in words, and what would have made it faster. */
 function explained(told) {
   if (!told) return [];
-  const lines = told.faster.map((one) => el("li", {}, el("span", { class: "num" }, seconds(one.seconds)), el("span", {}, one.text)));
+  const lines = told.faster.map((one) => el("li", {}, el("span", { class: "num" }, seconds(one.seconds)), el("span", {}, ...withCode(one.text))));
   const list = lines.length ? [el("h3", {}, "What would have made it faster"), el("ol", {}, ...lines)] : [];
   return [el("section", { class: "explained" }, el("p", {}, told.summary), ...list)];
+}
+
+/** What stands between backticks is the name of a setting. */
+function withCode(text) {
+  return text.split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
 }
 
 function stages(found) {
