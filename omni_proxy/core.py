@@ -184,6 +184,7 @@ class Core:
         board = self._board
         assert event.rid not in board.requests, f"request {event.rid} arrived twice"
         request = Request(event.rid, event.spec, now)
+        request.ttft_target_s = board.planner.ttft_target_s(event.spec)
         board.requests[event.rid] = request
         refusal = board.settings.admission.refuse_arrival(request, board.pools, board.queues())
         if refusal is not None:

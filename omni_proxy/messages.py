@@ -451,7 +451,7 @@ class RequestRecord(Struct, frozen=True):
     """When the first token should have come, as predicted when the prompt was sent to be computed."""
     resumes: tuple[Resume, ...] = ()
     ttft_target_s: float | None = None
-    """What its client asked for; None: nothing."""
+    """In so many seconds its first token should have come, as its client or the config says; None: nobody does."""
 
     @property
     def arrived_at(self) -> float:

@@ -16,7 +16,7 @@ from omni_proxy.config import Config, ConfigError, load
 logger = logging.getLogger(__name__)
 
 CHANGEABLE: Final = frozenset(
-    {"workers", "access", "limits", "scheduling", "timeouts", "keepalive", "health", "retries", "access_log"}
+    {"workers", "access", "limits", "scheduling", "timeouts", "keepalive", "health", "retries", "access_log", "prewarm"}
 )
 """All other sections stay as they were when the gateway started."""
 

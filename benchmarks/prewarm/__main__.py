@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.prewarm.live import live
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.flow.prewarm_settings import PrewarmSettings
 from omni_proxy.flow.prewarming import PrewarmCounts
@@ -80,7 +81,11 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=3)
     parser.add_argument("--decode", type=int, default=6)
     parser.add_argument("--preset", default=next(iter(PRESETS)), choices=sorted(PRESETS))
+    parser.add_argument("--live", type=int, default=None, metavar="N", help="N conversations with real processes")
     options = parser.parse_args()
+    if options.live is not None:
+        live(options.live, options.preset, say)
+        return
     synthetic = options.synthetic if options.trace is not None else options.synthetic or TURNS
     whole = load_workload(WorkloadChoice(options.trace, synthetic, options.limit, 1))
     workers = make_cluster(options.prefill, options.decode, 0, PRESETS[options.preset])

@@ -66,6 +66,7 @@ class Request:
         "rid",
         "spec",
         "stage",
+        "ttft_target_s",
     )
 
     def __init__(self, rid: str, spec: RequestSpec, now: float) -> None:
@@ -98,6 +99,8 @@ class Request:
         """When that was."""
         self.queued_at = now
         """When it lined up first."""
+        self.ttft_target_s = spec.ttft_target_s
+        """In so many seconds its first token should come: its own target, or that of its class; None: nobody says."""
         self.due_at = inf
         """From when on it counts as late (`scheduler/ageing.py`)."""
         self.predicted_tokens: int | None = None
@@ -206,5 +209,5 @@ class Request:
             predicted_tokens=self.predicted_tokens,
             predicted_first_at=self.predicted_first_at,
             resumes=tuple(self.resumes),
-            ttft_target_s=spec.ttft_target_s,
+            ttft_target_s=self.ttft_target_s,
         )

@@ -12,7 +12,7 @@ from math import inf
 from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import NoIndex, PrefixIndex
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Lease, Mode, Placement, Stage
+from omni_proxy.messages import Lease, Mode, Placement, RequestSpec, Stage
 from omni_proxy.scheduler.answering import AnswerPlan
 from omni_proxy.scheduler.answers import AnswerChoice
 from omni_proxy.scheduler.booking import Booking
@@ -77,6 +77,10 @@ class Planner:
         self._roles.configure(settings.elastic_roles, settings.tpot_limit_s)
         self.pools.changed()
         self._changed = True
+
+    def ttft_target_s(self, spec: RequestSpec) -> float | None:
+        """In so many seconds after its arrival the first token of a request should come; None: nobody says."""
+        return self._booking.targets.ttft_s(spec)
 
     def members_changed(self) -> None:
         """A member came, went or changed."""

@@ -33,6 +33,7 @@ from omni_proxy.messages import (
 )
 from omni_proxy.observe.explain import REMEDIES, as_text, explain
 from omni_proxy.observe.explain_parts import Cause, parts_of
+from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.sim.cluster import make_cluster, slowed
 from omni_proxy.sim.presets import PRESETS
 from omni_proxy.sim.synthetic import parse_synthetic
@@ -195,6 +196,17 @@ class Played:
                 self.core.handle(LegSent(effect.lease), self.now)
             elif isinstance(effect, Close):
                 self.record = effect.record
+
+
+def test_the_target_of_its_class_is_compared() -> None:
+    settings = SchedulingSettings(ttft_targets_s={2: 0.05})
+    core = core_of("p0", "d0", scheduling=settings)
+    (start,) = core.handle(Arrived("r", spec(priority=2)), 0.0)
+    assert isinstance(start, StartPrefill)
+    core.handle(PrefillDone(start.lease, True), 0.3)
+    core.handle(FirstToken(Lease("r", 2, "d0", Leg.DECODE)), 0.35)
+    (one,) = core.records()
+    assert "Its target for that was 50.0 ms: missed by 300.0 ms." in str(explain(one, 0.4)["summary"])
 
 
 def test_a_prefill_that_failed_is_one_part() -> None:
