@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -172,3 +174,14 @@ def test_python_in_pages_is_python() -> None:
     for page in PAGES:
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
             compile(block, page.name, "exec")
+
+
+def test_the_page_of_the_configuration_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "config_page.py"), "--print"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == done.stdout, "run python scripts/config_page.py"
