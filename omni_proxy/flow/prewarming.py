@@ -140,7 +140,8 @@ class Prewarming:
         if not keys or request.resumes or request.mode not in (Mode.SEQUENTIAL, Mode.PARALLEL):
             return
         conversation = Conversation(request.rid, keys[-1], request.spec.tenant, turns, now)
-        for gone in self._returns.ended(conversation):
+        for gone in self._returns.ended(conversation):  # asked again, or no room for more
+            self.counts.wasted_tokens += gone.tokens
             self._drop(gone, effects)
         worker = next((p.worker for p in reversed(request.placements) if p.leg is Leg.PREFILL), None)
         if worker is None or len(self._expected) >= MOST_CANDIDATES:

@@ -90,6 +90,17 @@ def test_an_idle_worker_computes_what_the_next_turn_begins_with() -> None:
     assert (counts.sent, counts.finished, counts.used_tokens, counts.wasted_tokens) == (1, 1, 320, 0)
 
 
+def test_the_same_prompt_again_wastes_what_was_computed_for_its_first_answer() -> None:
+    core = warm_core("p0", "d0")
+    turn(core, "a", 1)
+    foresee(core, "a", 1)
+    core.handle(PrefillDone(ahead("a", "p0"), False), 0.5)
+    turn(core, "again", 1, now=1.0)
+    counts = core.prewarms()
+    assert counts is not None
+    assert (counts.finished, counts.used_tokens, counts.wasted_tokens) == (1, 0, 320)
+
+
 def test_real_work_ends_it_before_it_begins_itself() -> None:
     core = warm_core("p0", "d0")
     turn(core, "a", 1)
