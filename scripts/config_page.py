@@ -105,10 +105,10 @@ def _type(about: Schema, kinds: dict[str, Schema]) -> str:
         return f"`{about['const']}`"
     kind = str(about.get("type", "any"))
     if kind == "array":
-        inner = about.get("items") or next(iter(about.get("prefixItems", [])), {})
+        inner: Any = about.get("items") or next(iter(about.get("prefixItems", [])), {})
         return f"list of {_type(inner, kinds)}"
     if kind == "object":
-        value = about.get("additionalProperties") or next(iter(about.get("patternProperties", {}).values()), {})
+        value: Any = about.get("additionalProperties") or next(iter(about.get("patternProperties", {}).values()), {})
         return f"mapping to {_type(value, kinds)}" if isinstance(value, dict) else "mapping"
     bounds = [text.format(f"{about[key]:g}") for key, text in _BOUNDS.items() if key in about]
     words: str = {"integer": "whole number", "boolean": "true or false"}.get(kind, kind)

@@ -15,6 +15,7 @@ import yaml
 
 from omni_proxy.cli import _parser
 from omni_proxy.config import ConfigError, parse
+from omni_proxy.errors import ErrorCode
 from tests.docs_commands import CONFIGS, PAGES, ROOT, Command, commands, commands_in_comments
 
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
@@ -185,3 +186,27 @@ def test_the_page_of_the_configuration_is_current() -> None:
     )
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == done.stdout, "run python scripts/config_page.py"
+
+
+def test_every_error_code_is_explained() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert [code.value for code in ErrorCode if f"`{code.value}`" not in text] == []
+
+
+_COMPOSED = re.compile(r"^omni_(?:replicas|kv_events)_")
+"""Families whose names are put together in the source."""
+
+
+def test_metrics_of_pages_exist() -> None:
+    sources = [path for folder in ("omni_proxy", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    written = "".join(path.read_text(encoding="utf-8") for path in sources)
+    named = {
+        (name, page.name)
+        for page in PAGES
+        for name in re.findall(r"`(omni_[a-z0-9_]+[a-z0-9])(?:\{[a-z_,=|\"\.]*\})?`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 30
+    for name, page in sorted(named):
+        stems = {name, name.removesuffix("_total"), re.sub(r"_(count|sum|bucket)$", "", name)}
+        known = any(f'"{stem}"' in written or f'"{_COMPOSED.sub("", stem)}"' in written for stem in stems)
+        assert known, f"{page} names the metric {name}"
