@@ -155,13 +155,16 @@ class Scheduling:
         self._changes = changes = Changes(self.membership, lambda: _busy(core.workers()))
         self.roster = Roster(config.workers, lambda workers: changes.use(orders.applied(workers)))
         share = None if self.replicas is None else self.replicas.order
-        self.operations = Operations(self.roster, orders, core.workers, _own_addresses(config), share)
+        self.operations = Operations(
+            self.roster, orders, core.workers, _own_addresses(config), share, networks=config.discovery.networks
+        )
         self._hearing: set[asyncio.Task[None]] = set()
         self._announcing = _announcing(config, self.roster)
         own, registering = _own_addresses(config), config.discovery.registration
         registered = None if registering is None else RegisteredSource(registering.expire_s, own)
         self.registration = _registration(config, registered)
-        self.finder = Finder(discovery_sources(config.discovery, registered), self.roster.set, own)
+        sources = discovery_sources(config.discovery, registered)
+        self.finder = Finder(sources, self.roster.set, own, config.discovery.networks)
         self._finding = asyncio.create_task(self.finder.run(), name="discovery")
         self._finding.add_done_callback(_report_end)
         if self.kv_events is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -348,6 +349,12 @@ class Limits(_Model):
     """What clients may send and how much may wait."""
 
     client_max_body_bytes: Annotated[int, Field(ge=1)] = 64 * MIB
+    client_max_head_bytes: Annotated[int, Field(ge=1024)] = 64 << 10
+    client_max_headers: Annotated[int, Field(ge=8)] = 100
+    client_min_bytes_per_s: Annotated[int, Field(ge=0)] = 500
+    """A body that comes slower than this, on the average after `client_body_s`, is given up; 0: none is."""
+    connections_per_client: Annotated[int, Field(ge=1)] | None = None
+    """From one address to one front process; null: no limit."""
     max_waiting_requests: Annotated[int, Field(ge=0)] = 4096
     max_waiting_tokens: Annotated[int, Field(ge=0)] = 16_000_000
     queue_timeout_s: PositiveSeconds = 60.0
@@ -457,6 +464,8 @@ class Announcements(_Model):
     group: str = ""
     max_seqs: Annotated[int, Field(ge=1)] = 32
     """As in `workers`, for all that come."""
+    networks: tuple[IPv4Network | IPv6Network, ...] | None = None
+    """As in `discovery`."""
 
 
 class Timeouts(_Model):
@@ -466,7 +475,10 @@ class Timeouts(_Model):
     first_byte_s: PositiveSeconds = 600.0
     inter_chunk_s: PositiveSeconds = 300.0
     client_keepalive_s: PositiveSeconds = 75.0
+    client_head_s: PositiveSeconds = 30.0
+    """From the first byte of a request to the end of its head."""
     client_body_s: PositiveSeconds = 60.0
+    """Between two parts of a body."""
     client_send_s: PositiveSeconds = 60.0
     drain_s: Annotated[float, Field(ge=0)] = 30.0
 
@@ -591,6 +603,8 @@ class Discovery(_Model):
     kubernetes: Kubernetes | None = None
     dns: tuple[Dns, ...] = ()
     registration: Registration | None = None
+    networks: tuple[IPv4Network | IPv6Network, ...] | None = None
+    """Where such workers may be; null: anywhere but at link-local and metadata addresses (docs/security.md)."""
 
 
 class Prewarm(_Model):
@@ -763,7 +777,7 @@ def _origin(source: str, variables: Mapping[Place, str], loc: Place) -> str:
     return next((name for place, name in variables.items() if loc[: len(place)] == place), source)
 
 
-SECRETS: Final = frozenset({"api_key", "token", "keys", "redis"})
+SECRETS: Final = frozenset({"api_key", "token", "tokens", "keys", "redis"})
 """Fields whose values are told to nobody, not even where they are wrong."""
 
 
@@ -782,23 +796,26 @@ def _yaml_fault(exc: yaml.YAMLError) -> str:
 
 def effective(config: Config) -> str:
     """The whole config with its defaults, as YAML; secrets are not shown."""
-    data = config.model_dump(mode="json")
-    for worker in data["workers"]:
-        if worker["api_key"] is not None:
-            worker["api_key"] = "***"
-    if data["admin"] is not None:
-        data["admin"]["token"] = data["admin"]["token"] and "***"
-        data["admin"]["tokens"] = dict.fromkeys(data["admin"]["tokens"], "***")
-    registering = data["discovery"]["registration"]
-    if registering is not None:
-        registering["token"] = registering["token"] and "***"
-    for found in data["discovery"]["dns"]:
-        if found["worker"].get("api_key") is not None:
-            found["worker"]["api_key"] = "***"
-    if config.replicas is not None and "@" in config.replicas.redis:
-        data["replicas"]["redis"] = _without_password(config.replicas.redis)
+    data = _redacted(config.model_dump(mode="json"))
     text: str = yaml.safe_dump(data, sort_keys=False)
     return text
+
+
+def _redacted(data: Any) -> Any:
+    """With stars for secrets; hashes of keys are none."""
+    if isinstance(data, list):
+        return [_redacted(one) for one in data]
+    if not isinstance(data, dict):
+        return data
+    return {name: _starred(name, value) if name in SECRETS else _redacted(value) for name, value in data.items()}
+
+
+def _starred(name: str, value: Any) -> Any:
+    if name == "redis" and isinstance(value, str):
+        return _without_password(value) if "@" in value else value
+    if isinstance(value, dict):
+        return dict.fromkeys(value, "***")
+    return "***" if isinstance(value, str) else value
 
 
 def _without_password(url: str) -> str:

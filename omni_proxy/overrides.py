@@ -75,11 +75,19 @@ def with_secrets(data: Any, secret: Callable[[str], bool], place: str = "") -> A
     found: dict[Any, Any] = {}
     for name, value in data.items():
         inner = f"{place}.{name}".lstrip(".")
-        if isinstance(name, str) and secret(name) and isinstance(value, str) and value.startswith(FILE):
-            found[name] = _read(Path(value.removeprefix(FILE)), inner)
-        else:
+        if not isinstance(name, str) or not secret(name):
             found[name] = with_secrets(value, secret, inner)
+        elif isinstance(value, dict):
+            found[name] = {key: _told(one, f"{inner}.{key}") for key, one in value.items()}
+        else:
+            found[name] = _told(value, inner)
     return found
+
+
+def _told(value: Any, place: str) -> Any:
+    if isinstance(value, str) and value.startswith(FILE):
+        return _read(Path(value.removeprefix(FILE)), place)
+    return value
 
 
 def _read(path: Path, place: str) -> str:

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from omni_proxy.access.gate import Gate
+from omni_proxy.api.bounds import Bounds, Crowd
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.guard import Guard
 from omni_proxy.api.hot import HotRequest, clean_id, forwarded, tokens_of
@@ -32,8 +33,6 @@ from omni_proxy.errors import ErrorCode, Rejected, http_status
 logger = logging.getLogger(__name__)
 
 _HOT: Final = frozenset(path.encode() for path in HOT_PATHS)
-MAX_HEAD_BYTES: Final = 64 << 10
-"""Largest request head that is collected over several reads."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER for a close that the other side cannot take for a clean end."""
 _GONE: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
@@ -56,15 +55,17 @@ class FrontProtocol(HttpToolsProtocol):
         edge: Edge,
         gate: Gate,
         guard: Guard,
-        max_body_bytes: int,
-        body_timeout_s: float = 60.0,
+        bounds: Bounds,
+        crowd: Crowd,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._edge = edge
         self._gate = gate
         self._guard = guard
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout_s = body_timeout_s
+        self._bounds = bounds
+        self._crowd = crowd
+        self._message_since = 0.0
+        self._message_bytes = 0
         self._answering: HotRequest | None = None
         self._body_timer: asyncio.TimerHandle | None = None
         self._in_message = False
@@ -82,9 +83,12 @@ class FrontProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self.peer = self.client[0] if self.client else ""
+        if not self._crowd.enter(self.peer):
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_body_timer()
+        self._crowd.leave(self.peer)
         hot, self._answering = self._answering, None
         if hot is not None:
             self._let_go(hot)
@@ -94,7 +98,12 @@ class FrontProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._idle_since is not None and self._body_timer is None:
             whole = read_whole(data)
-            if whole is not None and not self.transport.is_closing():
+            if (
+                whole is not None
+                and len(whole.headers) <= self._bounds.headers
+                and len(data) - len(whole.body) <= self._bounds.head_bytes
+                and not self.transport.is_closing()
+            ):
                 self._take_whole(whole)
                 return
         self._data = data
@@ -104,6 +113,7 @@ class FrontProtocol(HttpToolsProtocol):
             self._stop_body_timer()
             if self._in_message and not self.transport.is_closing():
                 self._time_body()
+                self._message_bytes += len(data)
                 if self._in_head:
                     self._bound_head(len(data))
 
@@ -117,6 +127,7 @@ class FrontProtocol(HttpToolsProtocol):
             # Not from here: a row of short answers would call itself once for each.
             self.loop.call_soon(self._next_in_line)
         elif self._in_message:
+            self._message_since, self._message_bytes = self.loop.time(), 0
             self._time_body()
         else:
             self._idle_since = self.loop.time()
@@ -125,6 +136,13 @@ class FrontProtocol(HttpToolsProtocol):
         """Close a connection on which nothing has happened since an instant of the loop's clock."""
         if self._idle_since is not None and self._idle_since < before and not self.transport.is_closing():
             self.transport.close()
+
+    def close_if_too_slow(self, now: float) -> None:
+        """Give up a request that trickles in: each part came in time, and all of it does not."""
+        if not self._in_message or self._answering is not None or self.flow.read_paused or self.transport.is_closing():
+            return
+        if self._bounds.too_slow(self._in_head, now - self._message_since, self._message_bytes):
+            self._refuse_connection(ErrorCode.REQUEST_TIMEOUT, "The request came too slowly.")
 
     def drop_if_stuck(self, now: float, patience_s: float) -> None:
         """End a connection that is to be closed and whose client does not take what is left for it."""
@@ -162,10 +180,12 @@ class FrontProtocol(HttpToolsProtocol):
         self._in_message = True
         self._in_head = True
         self._head_bytes = 0
+        self._message_since, self._message_bytes = self.loop.time(), 0
         self._idle_since = None
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._check_head()
         if self.parser.should_upgrade():
             return
         if self.parser.get_method() == b"POST" and self.url.partition(b"?")[0] in _HOT:
@@ -186,7 +206,7 @@ class FrontProtocol(HttpToolsProtocol):
         if hot.refused:
             return
         hot.size += len(body)
-        if hot.size <= self._max_body_bytes:
+        if hot.size <= self._bounds.body_bytes:
             hot.body.append(body)
         elif hot.queued:
             hot.refused = True
@@ -235,7 +255,7 @@ class FrontProtocol(HttpToolsProtocol):
             self._refuse_body(hot)
             return
         length = next((value for name, value in headers if name == b"content-length"), b"0")
-        if int(length) > self._max_body_bytes:
+        if int(length) > self._bounds.body_bytes:
             self._refuse_body(hot)
         elif hot.expects:
             self.transport.write(_CONTINUE)
@@ -267,7 +287,7 @@ class FrontProtocol(HttpToolsProtocol):
         hot.size = len(whole.body)
         hot.read = True
         self.cycle = hot  # type: ignore[assignment]
-        if hot.size > self._max_body_bytes:
+        if hot.size > self._bounds.body_bytes:
             self._refuse_body(hot)
             self.transport.close()
             return
@@ -291,6 +311,7 @@ class FrontProtocol(HttpToolsProtocol):
         elif cycle.read:
             self._start_hot(cycle)
         else:
+            self._message_since, self._message_bytes = self.loop.time(), 0
             self._time_body()
             if cycle.expects and not cycle.size:
                 self.transport.write(_CONTINUE)
@@ -352,7 +373,18 @@ class FrontProtocol(HttpToolsProtocol):
     # -------------------------------------------------------------------------- refusals
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn found something that is not HTTP, or a fault of ours ended the parser's work.
+        """uvicorn found something that is not HTTP, or a fault of ours ended the parser's work."""
+        code = ErrorCode.INVALID_HEADER
+        fault = sys.exc_info()[1]
+        if isinstance(fault, httptools.HttpParserCallbackError) and isinstance(fault.__context__, Rejected):
+            code, msg = fault.__context__.code, fault.__context__.message
+        elif isinstance(fault, httptools.HttpParserCallbackError):
+            logger.error("a request could not be taken in", exc_info=fault.__context__)
+            code, msg = ErrorCode.INTERNAL, "The gateway failed on this request."
+        self._refuse_connection(code, msg)
+
+    def _refuse_connection(self, code: ErrorCode, msg: str) -> None:
+        """Say why, where no other answer has begun, and end the connection.
 
         A good request that is being answered gets its answer; what came behind it cannot be told apart any more.
         """
@@ -361,11 +393,6 @@ class FrontProtocol(HttpToolsProtocol):
             hot.keep_alive = hot.exchange.kept_alive = False
             self.pipeline.clear()
             return
-        code = ErrorCode.INVALID_HEADER
-        fault = sys.exc_info()[1]
-        if isinstance(fault, httptools.HttpParserCallbackError):
-            logger.error("a request could not be taken in", exc_info=fault.__context__)
-            code, msg = ErrorCode.INTERNAL, "The gateway failed on this request."
         if not self._asgi_has_begun() and not self.transport.is_closing():
             body = error_json(code, msg)
             framing = b"content-length: %d\r\n" % len(body)
@@ -400,14 +427,27 @@ class FrontProtocol(HttpToolsProtocol):
     def _bound_head(self, size: int) -> None:
         """Count what comes to an unfinished head after the read in which it began."""
         self._head_bytes += size if self._head_bytes else 1
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"The request head is larger than {MAX_HEAD_BYTES} bytes.")
+        if self._head_bytes > self._bounds.head_bytes:
+            self._refuse_connection(ErrorCode.HEAD_TOO_LARGE, self._bounds_of_heads())
+
+    def _check_head(self) -> None:
+        """Is a whole head within its bounds? Raises Rejected, which ends the parser's work."""
+        headers = self.headers
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in headers])
+        if size > self._bounds.head_bytes or len(headers) > self._bounds.headers:
+            raise Rejected(ErrorCode.HEAD_TOO_LARGE, self._bounds_of_heads())
+        if self.parser.get_http_version() not in ("1.1", "1.0"):
+            raise Rejected(ErrorCode.INVALID_HEADER, "The request is not HTTP/1.1.")
+
+    def _bounds_of_heads(self) -> str:
+        bounds = self._bounds
+        return f"The request head is larger than {bounds.head_bytes} bytes, or has more than {bounds.headers} lines."
 
     def _refuse_body(self, hot: HotRequest) -> None:
         hot.refused = True
         hot.body = []
         hot.keep_alive = hot.exchange.kept_alive = False
-        message = f"The request body is larger than {self._max_body_bytes} bytes."
+        message = f"The request body is larger than {self._bounds.body_bytes} bytes."
         self._answering = None
         self._edge.reject(hot.exchange, hot.refusal or Rejected(ErrorCode.BODY_TOO_LARGE, message))
         self.loop.call_later(LINGER_S, self.abort)
@@ -419,7 +459,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def _time_body(self) -> None:
         self._stop_body_timer()
-        self._body_timer = self.loop.call_later(self._body_timeout_s, self._body_too_slow)
+        self._body_timer = self.loop.call_later(self._bounds.body_s, self._body_too_slow)
 
     def _stop_body_timer(self) -> None:
         if self._body_timer is not None:

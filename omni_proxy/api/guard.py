@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from starlette.responses import Response
@@ -38,13 +38,13 @@ class Guard:
         self._gate = gate
         self._routes: Routes | None = None
         self._open = Routes(())
-        self._operators_key: bytes | None = None
+        self._operators_keys: tuple[bytes, ...] = ()
 
-    def use(self, routes: Sequence[str] | None, open_routes: Sequence[str], operators_key: str | None) -> None:
-        """What is served, what of it needs no key, and the key (the admin port's token) for what operators see."""
+    def use(self, routes: Sequence[str] | None, open_routes: Sequence[str], operators_keys: Iterable[str]) -> None:
+        """What is served, what of it needs no key, and the keys (the admin port's tokens) for what operators see."""
         self._routes = None if routes is None else Routes(routes)
         self._open = Routes(open_routes)
-        self._operators_key = None if operators_key is None else operators_key.encode()
+        self._operators_keys = tuple(key.encode() for key in operators_keys)
 
     def serves(self, path: str) -> bool:
         """Is a path among those that are served?"""
@@ -72,8 +72,7 @@ class Guard:
         if not self._gate.on or path in self._open:
             return
         shown = shown_key(scope["headers"])
-        operator = self._operators_key is not None and secrets.compare_digest(shown, self._operators_key)
-        if operator:
+        if any([secrets.compare_digest(shown, key) for key in self._operators_keys]):
             return
         if path.startswith(_OPERATORS):
             message = f"{path} is for operators: it needs the admin port's token as 'Authorization: Bearer TOKEN'."

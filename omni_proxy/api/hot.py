@@ -28,6 +28,8 @@ _STAYS_HERE: Final = HOP_BY_HOP | {
     b"x-prefiller-host-port",
     b"x-prefiller-url",
     b"x-encoder-hosts-ports",
+    b"content_length",
+    b"transfer_encoding",
 }
 """Headers that are ours to set, or about this connection only; all others go on to the workers."""
 _KEYED_STAYS_HERE: Final = _STAYS_HERE | CREDENTIALS

@@ -14,6 +14,7 @@ from typing import Any, Final
 import uvicorn
 
 from omni_proxy.access.gate import Gate
+from omni_proxy.api.bounds import Bounds, Crowd
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.front import FrontProtocol
 from omni_proxy.api.guard import Guard
@@ -43,6 +44,7 @@ class FrontServer:
         self._edge = edge
         self._gate = gate
         self._guard = Guard(app, gate)
+        self._crowd = Crowd(config.limits.connections_per_client)
         self._guard_as(config)
         self._upkeep = upkeep
         self._server = QuietServer(self._uvicorn_config(self._guard))
@@ -54,6 +56,7 @@ class FrontServer:
         """
         self._config = config
         self._guard_as(config)
+        self._crowd.most = config.limits.connections_per_client
         timeouts, uvicorns = config.timeouts, self._server.config
         uvicorns.timeout_keep_alive = round(timeouts.client_keepalive_s)
         uvicorns.timeout_graceful_shutdown = max(1, round(timeouts.drain_s))
@@ -61,8 +64,9 @@ class FrontServer:
             self._tls.refresh(force=True)
 
     def _guard_as(self, config: Config) -> None:
-        access = config.access
-        self._guard.use(access.routes, access.open_routes, None if config.admin is None else config.admin.token)
+        access, admin = config.access, config.admin
+        tokens = () if admin is None else [*admin.tokens.values(), *([] if admin.token is None else [admin.token])]
+        self._guard.use(access.routes, access.open_routes, tokens)
 
     async def run(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve until `stop`; then finish what runs, for `drain_s` at most, or until `force`."""
@@ -111,6 +115,7 @@ class FrontServer:
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, FrontProtocol):
                 connection.close_if_idle(now - timeouts.client_keepalive_s)
+                connection.close_if_too_slow(now)
                 connection.drop_if_stuck(now, timeouts.client_send_s)
 
     def _new_connection(self, **of_uvicorn: Any) -> FrontProtocol:
@@ -120,8 +125,15 @@ class FrontServer:
             edge=self._edge,
             gate=self._gate,
             guard=self._guard,
-            max_body_bytes=config.limits.client_max_body_bytes,
-            body_timeout_s=config.timeouts.client_body_s,
+            bounds=Bounds(
+                config.limits.client_max_body_bytes,
+                config.limits.client_max_head_bytes,
+                config.limits.client_max_headers,
+                config.timeouts.client_head_s,
+                config.timeouts.client_body_s,
+                config.limits.client_min_bytes_per_s,
+            ),
+            crowd=self._crowd,
         )
 
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:

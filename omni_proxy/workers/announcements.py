@@ -20,6 +20,8 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from omni_proxy.config import Announcements, ConnectorName, Worker
+from omni_proxy.workers.discovery.targets import why_not
+from omni_proxy.workers.discovery.vetting import address
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +125,7 @@ class AnnouncedWorkers:
         """The worker that a message announces; None where it does not announce one."""
         try:
             said = _HELLO.decode(payload)
-            return Worker.model_validate(
+            worker = Worker.model_validate(
                 {
                     "name": "p2p-" + _NOT_IN_NAMES.sub("-", said.http_address).strip("-"),
                     "url": f"http://{said.http_address}",
@@ -136,3 +138,7 @@ class AnnouncedWorkers:
             )
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValidationError):
             return None
+        for host in (address(worker.url)[0], said.zmq_address.rpartition(":")[0].strip("[]")):
+            if why_not(host, self._config.networks) is not None:
+                return None
+        return worker

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from omni_proxy.config import Worker
 from omni_proxy.messages import Role
 from omni_proxy.scheduler.load import WorkerLoad
+from omni_proxy.workers.discovery.targets import Network
 from omni_proxy.workers.discovery.vetting import vet
 from omni_proxy.workers.orders import ADMIN, Order, Orders
 from omni_proxy.workers.roster import Roster
@@ -57,11 +58,13 @@ class Operations:
         own: Sequence[tuple[str, int]],
         share: Share | None,
         now: Callable[[], float] = time.time,
+        networks: Sequence[Network] | None = None,
     ) -> None:
         self._roster = roster
         self._orders = orders
         self._loads = loads
         self._own = own
+        self._networks = networks
         self._share = share
         self._now = now
 
@@ -75,7 +78,7 @@ class Operations:
     async def add(self, fields: Mapping[str, object]) -> Outcome:
         """Take in a worker, with fields as in the config. Raises NotPossible, ValidationError."""
         worker = Worker.model_validate(fields)
-        _, refused = vet(ADMIN, [dict(fields)], self._own)
+        _, refused = vet(ADMIN, [dict(fields)], self._own, self._networks)
         if refused:
             raise NotPossible(refused[0].reason)
         for source, other in self._roster.entries():

@@ -79,6 +79,7 @@ SECRETS = {
     "workers": [{**WORKER, "api_key": "worker-secret"}],
     "admin": {"port": 0, "token": "admin-secret"},
     "replicas": {"redis": "redis://user:redis-secret@cache:6379/0"},
+    "discovery": {"registration": {"port": 0, "token": "registration-secret"}},
 }
 
 
@@ -141,7 +142,7 @@ def test_a_file_of_tenants_without_tenants_lets_nobody_in(tmp_path: Path) -> Non
 def test_no_secret_is_printed() -> None:
     shown = effective(parse(SECRETS, "c"))
     assert "secret" not in shown
-    assert shown.count("***") == 3
+    assert shown.count("***") == 4
 
 
 @pytest.mark.parametrize(

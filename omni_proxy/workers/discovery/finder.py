@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from omni_proxy.config import Worker
+from omni_proxy.workers.discovery.targets import Network
 from omni_proxy.workers.discovery.vetting import Candidate, Refused, Unusable, vet
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,12 @@ class Finder:
         sources: Sequence[Source],
         use: Callable[[str, list[Worker]], None],
         own: Iterable[tuple[str, int]] = (),
+        networks: Sequence[Network] | None = None,
     ) -> None:
         self._sources = sources
         self._use = use
         self._own = tuple(own)
+        self._networks = networks
         self.states = {source.name: SourceState(source.name) for source in sources}
         self._refused: dict[str, list[Refused]] = {}
         self._last: dict[str, list[Worker]] = {}
@@ -69,7 +72,7 @@ class Finder:
     def take(self, name: str, found: Sequence[Candidate]) -> None:
         """A source has said who is there."""
         try:
-            workers, refused = vet(name, found, self._own)
+            workers, refused = vet(name, found, self._own, self._networks)
         except Unusable as exc:
             self.failed(name, str(exc))
             return

@@ -14,6 +14,7 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from omni_proxy.config import Worker
+from omni_proxy.workers.discovery.targets import Network, why_not
 
 MOST_WORKERS: Final = 2000
 """Of one source; more is taken for a fault of the source."""
@@ -34,7 +35,10 @@ class Unusable(Exception):
 
 
 def vet(
-    source: str, candidates: Sequence[Candidate], own: Iterable[tuple[str, int]] = ()
+    source: str,
+    candidates: Sequence[Candidate],
+    own: Iterable[tuple[str, int]] = (),
+    networks: Sequence[Network] | None = None,
 ) -> tuple[list[Worker], list[Refused]]:
     """The workers among the candidates, and who is none. `own`: where this gateway listens. Raises Unusable."""
     if len(candidates) > MOST_WORKERS:
@@ -51,6 +55,10 @@ def vet(
             continue
         if address(worker.url) in ours:
             refused.append(Refused(source, name, f"{worker.url} is this gateway's own address"))
+            continue
+        reason = why_not(address(worker.url)[0], networks)
+        if reason is not None:
+            refused.append(Refused(source, name, reason))
             continue
         workers.append(worker)
     good = _without_contradictions(source, workers, refused)
