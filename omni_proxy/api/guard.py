@@ -72,7 +72,7 @@ class Guard:
         if not self._gate.on or path in self._open:
             return
         shown = shown_key(scope["headers"])
-        if any([secrets.compare_digest(shown, key) for key in self._operators_keys]):
+        if any(secrets.compare_digest(shown, key) for key in self._operators_keys):
             return
         if path.startswith(_OPERATORS):
             message = f"{path} is for operators: it needs the admin port's token as 'Authorization: Bearer TOKEN'."
