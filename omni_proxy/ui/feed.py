@@ -68,8 +68,8 @@ class Feed:
             if self._ticking is None:
                 self._sampler.watch(True)
                 self._ticking = asyncio.create_task(self._tick(), name="page feed")
-            yield _event(self.state())
             heard = self._number
+            yield _event(self.state())
             while not self._ending():
                 await self._ticked.wait()
                 if self._number == heard:  # it has ended

@@ -24,7 +24,10 @@ let experts = [];
 
 function heard(snapshot) {
   points = (snapshot.whole ? snapshot.points : points.concat(snapshot.points)).slice(-MAX_POINTS);
-  ended = (snapshot.whole ? snapshot.ended : snapshot.ended.concat(ended)).slice(0, MAX_ROWS);
+  // The first tick after everything may tell once more of who had just ended.
+  const told = new Set(snapshot.ended.map((row) => row.rid));
+  const before = snapshot.whole ? [] : ended.filter((row) => !told.has(row.rid));
+  ended = snapshot.ended.concat(before).slice(0, MAX_ROWS);
   experts = snapshot.experts ?? experts;
   latest = snapshot;
   if (!paused) show();
