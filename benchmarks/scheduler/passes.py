@@ -85,5 +85,5 @@ def print_passes(say: Callable[[str], None]) -> None:
             middle, worst = pass_ms(32, 32, waiting, order, fair)
             name = f"{waiting} waiting, {order}{', fair tenants' if fair else ''}"
             say(f"  {name:42} {middle:8.2f}   {worst:8.2f}")
-    for workers in (4, 12, 32):
+    for workers in (4, 12, 32, 250):
         say(f"  to its grant at once, {workers}P + {workers}D: {at_once_us(workers, workers):.0f} us")
