@@ -99,7 +99,8 @@ _MODULES = [c for c in _shown("python") if c.words[1:2] == ("-m",) and c.words[2
 def test_python_modules_exist_with_their_options(command: Command) -> None:
     module = command.words[2]
     if module == "omni_proxy":
-        _parser().parse_args(command.words[3:])
+        if command.words[3:]:
+            _parser().parse_args(command.words[3:])
         return
     places = [root.joinpath(*module.split(".")) for root in (ROOT, ROOT / "kernels")]
     sources = [place / "__main__.py" for place in places] + [place.with_suffix(".py") for place in places]
@@ -210,3 +211,11 @@ def test_metrics_of_pages_exist() -> None:
         stems = {name, name.removesuffix("_total"), re.sub(r"_(count|sum|bucket)$", "", name)}
         known = any(f'"{stem}"' in written or f'"{_COMPOSED.sub("", stem)}"' in written for stem in stems)
         assert known, f"{page} names the metric {name}"
+
+
+def test_every_command_is_shown_in_a_page() -> None:
+    (verbs,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    shown = {
+        command.words[1] for command in _shown("omni-proxy") if command.page.startswith("docs/") and command.words[1:]
+    }
+    assert {verb for verb in verbs.choices if not verb.startswith("_")} - shown == set()
