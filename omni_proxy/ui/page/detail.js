@@ -15,6 +15,7 @@ export class Detail {
     $("detail-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
     this.dialog.addEventListener("close", () => {
+      if (this.dialog.open) return; // told late: it is open again, for another request
       clearTimeout(this.#timer);
       this.#rid = null;
     });
