@@ -16,7 +16,19 @@ from omni_proxy.config import Config, ConfigError, load
 logger = logging.getLogger(__name__)
 
 CHANGEABLE: Final = frozenset(
-    {"workers", "access", "limits", "scheduling", "timeouts", "keepalive", "health", "retries", "access_log", "prewarm"}
+    {
+        "workers",
+        "access",
+        "limits",
+        "scheduling",
+        "timeouts",
+        "keepalive",
+        "health",
+        "retries",
+        "access_log",
+        "prewarm",
+        "resume",
+    }
 )
 """All other sections stay as they were when the gateway started."""
 
