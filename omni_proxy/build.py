@@ -161,7 +161,8 @@ class Scheduling:
         self._hearing: set[asyncio.Task[None]] = set()
         self._announcing = _announcing(config, self.roster)
         own, registering = _own_addresses(config), config.discovery.registration
-        registered = None if registering is None else RegisteredSource(registering.expire_s, own)
+        self._discovery = config.discovery
+        self._registered = registered = None if registering is None else RegisteredSource(registering.expire_s, own)
         self.registration = _registration(config, registered)
         sources = discovery_sources(config.discovery, registered)
         self.finder = Finder(sources, self.roster.set, own, config.discovery.networks)
@@ -199,6 +200,10 @@ class Scheduling:
         self.membership.probe_as(config.health)
         self._experts.interval_s = config.health.experts_interval_s
         self.roster.set(CONFIG, config.workers)
+        if config.discovery != self._discovery:
+            self._discovery = config.discovery
+            sources = discovery_sources(config.discovery, self._registered)
+            self.finder.follow(sources, config.discovery.networks)
 
     def ordered(self, shared: Mapping[str, bytes]) -> None:
         """Operators of this or another gateway have ordered something."""
@@ -577,8 +582,9 @@ def _connections(config: Config) -> tuple[float, int, float]:
 
 
 def check_usable(config: Config) -> None:
-    """Raise ConfigError where files that a config names cannot be used: certificates, the access log."""
+    """Raise ConfigError where what a config names cannot be used: certificates, sources of workers, the access log."""
     check_certificates(config)
+    discovery_sources(config.discovery, None)
     log = _access_log(config)
     if log is not None:
         log.close()

@@ -28,9 +28,10 @@ CHANGEABLE: Final = frozenset(
         "access_log",
         "prewarm",
         "resume",
+        "discovery",
     }
 )
-"""All other sections stay as they were when the gateway started."""
+"""All other sections stay as they were when the gateway started, as does the port of `discovery.registration`."""
 
 
 def needs_restart() -> list[str]:
@@ -71,7 +72,11 @@ class Reloads:
         for name, value in fixed.items():
             if getattr(wanted, name) != value:
                 logger.warning("%s: a change needs a restart, the old setting stays", name)
-        return wanted.model_copy(update=fixed)
+        port = self.config.discovery.registration
+        if wanted.discovery.registration != port:
+            logger.warning("discovery.registration: a change needs a restart, the old setting stays")
+        discovery = wanted.discovery.model_copy(update={"registration": port})
+        return wanted.model_copy(update={**fixed, "discovery": discovery})
 
 
 async def reload_whenever(asked: asyncio.Event, reloads: Reloads, apply: Callable[[Config | None], None]) -> None:

@@ -96,6 +96,41 @@ async def test_a_file_is_read_again_and_its_last_good_state_stays(tmp_path: Path
         await asyncio.gather(task, return_exceptions=True)
 
 
+class Told:
+    """A source that says one thing, and then nothing."""
+
+    def __init__(self, name: str, *candidates: Candidate) -> None:
+        self.name = name
+        self._candidates = candidates
+        self.running = 0
+
+    async def run(self, found: Callable[[Sequence[Candidate]], None], failed: Callable[[str], None]) -> None:
+        self.running += 1
+        try:
+            found(self._candidates)
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+async def test_other_sources_take_over_while_it_runs() -> None:
+    used: dict[str, list[str]] = {}
+    old = [Told("file", entry("a", "http://10.0.0.1:80")), Told("dns x", entry("b", "http://10.0.0.2:80"))]
+    finder = Finder(old, lambda name, workers: used.update({name: [w.name for w in workers]}))
+    task = asyncio.create_task(finder.run())
+    try:
+        await until(lambda: used == {"file": ["a"], "dns x": ["b"]})
+        new = [Told("file", entry("c", "http://10.0.0.3:80")), Told("dns y", entry("d", "http://10.0.0.4:80"))]
+        finder.follow(new)
+        assert used == {"file": ["a"], "dns x": []}, "what is not named any more goes, the rest stays until it is told"
+        await until(lambda: used == {"file": ["c"], "dns x": [], "dns y": ["d"]})
+        assert [source.running for source in (*old, *new)] == [0, 0, 1, 1]
+        assert set(finder.states) == {"file", "dns y"}
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 # ----------------------------------------------------------------------------------------------- Kubernetes
 
 

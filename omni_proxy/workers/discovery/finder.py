@@ -48,9 +48,10 @@ class Finder:
         own: Iterable[tuple[str, int]] = (),
         networks: Sequence[Network] | None = None,
     ) -> None:
-        self._sources = sources
+        self._sources = list(sources)
         self._use = use
         self._own = tuple(own)
+        self._replaced = asyncio.Event()
         self._networks = networks
         self.states = {source.name: SourceState(source.name) for source in sources}
         self._refused: dict[str, list[Refused]] = {}
@@ -62,9 +63,28 @@ class Finder:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for source in self._sources:
-                tasks.create_task(self._follow(source), name=f"discovery {source.name}")
+        while True:
+            self._replaced.clear()
+            async with asyncio.TaskGroup() as tasks:
+                following = [
+                    tasks.create_task(self._follow(source), name=f"discovery {source.name}") for source in self._sources
+                ]
+                await self._replaced.wait()
+                for task in following:
+                    task.cancel()
+
+    def follow(self, sources: Sequence[Source], networks: Sequence[Network] | None = None) -> None:
+        """Use other sources from now on; what one of the same name has found stays until it says something else."""
+        self._sources, self._networks = list(sources), networks
+        names = {source.name for source in sources}
+        for name in [name for name in self.states if name not in names]:
+            del self.states[name]
+            self._refused.pop(name, None)
+            if self._last.pop(name, None):
+                self._use(name, [])
+        for name in names - self.states.keys():
+            self.states[name] = SourceState(name)
+        self._replaced.set()
 
     async def _follow(self, source: Source) -> None:
         await source.run(lambda found: self.take(source.name, found), lambda reason: self.failed(source.name, reason))
