@@ -432,7 +432,7 @@ class Front:
         limits, served = _edge_limits(config), _served(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         if self._counter is not None:
-            self.edge.intake.answer_with(LocalAnswers(self._counter))
+            self.edge.intake.answer_with(LocalAnswers(self._counter), self._answered)
         self._callbacks = _callback_server(config, self.edge)
         self.edge.resume(_resume_rule(config))
         self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
@@ -494,6 +494,11 @@ class Front:
             self._gate.spent(exchange.tenant, _tokens_used(exchange, close))
         if self._log is not None:
             self._log.write(_ending(exchange, close.error), close.record, time.monotonic())
+
+    def _answered(self, exchange: Exchange) -> None:
+        """Without a worker, and so without a record."""
+        if self._log is not None:
+            self._log.write(_ending(exchange, None), None, time.monotonic())
 
     def _rejected(self, exchange: Exchange, rejected: Rejected) -> None:
         self._count_rejected(exchange.path.decode(), rejected.code.value)

@@ -171,6 +171,8 @@ class RequestSpec(Struct, frozen=True):
     """The client's `x-session-id`: its requests belong together."""
     ttft_target_s: float | None = None
     """In so many seconds after its arrival its first token should come."""
+    encode_s: float | None = None
+    """How long its images and sound were with encode workers, before it arrived; None: nothing was encoded."""
 
 
 # ---------------------------------------------------------------------------------------------- events
@@ -452,6 +454,7 @@ class RequestRecord(Struct, frozen=True):
     resumes: tuple[Resume, ...] = ()
     ttft_target_s: float | None = None
     """In so many seconds its first token should have come, as its client or the config says; None: nobody does."""
+    encode_s: float | None = None
 
     @property
     def arrived_at(self) -> float:

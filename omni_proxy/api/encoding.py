@@ -105,9 +105,11 @@ class Encoding:
         self._left = len(self._items)
         self._loop = encoders.loop
         self._timer: TimerHandle | None = None
+        self._began = 0.0
 
     def start(self, limit_s: float) -> None:
         """Send all items; they have so many seconds together."""
+        self._began = self._loop.time()
         self._timer = self._loop.call_later(limit_s, self._too_late)
         for leg in self._items:
             if not self._over:
@@ -134,6 +136,7 @@ class Encoding:
         self._left -= 1
         if not self._left:
             self.stop()
+            self._exchange.encode_s = self._loop.time() - self._began
             self._exchange.encoded = encode_fields(self._params) if self._params else b""
             self._then(None)
 

@@ -77,6 +77,7 @@ class Exchange:
         "chunked",
         "client",
         "complete",
+        "encode_s",
         "encoded",
         "encoding",
         "error_told",
@@ -135,6 +136,8 @@ class Exchange:
         self.user_agent = b""
         self.encoding: Encoding | None = None
         """Its images and sound on their way to encode workers."""
+        self.encode_s: float | None = None
+        """How long that took; None where nothing was encoded."""
         self.encoded = b""
         """Where encode workers left their results, as JSON for the worker that computes the prompt."""
         self.family: Family | None = None

@@ -183,4 +183,5 @@ def request_spec(exchange: Exchange, call: Call, size: int, counts_tokens: bool)
         session=session_of(exchange.forward),
         tenant=exchange.tenant or tenant_of(exchange.forward),
         ttft_target_s=ttft_target_of(exchange.forward) or call.ttft_target_s,
+        encode_s=exchange.encode_s,
     )

@@ -47,6 +47,7 @@ class Intake:
         self._served = served
         self._on_rejected = on_rejected
         self._answer_here: AnswerHere | None = None
+        self._on_answered: Callable[[Exchange], None] | None = None
         self.encoders = Encoders(upstreams, loop)
 
     def counts_tokens(self, model: str) -> bool:
@@ -82,6 +83,7 @@ class Intake:
             part.worker_id = b"%b-%d" % (exchange.worker_id, number)
             part.forward, part.user_agent = exchange.forward, exchange.user_agent
             part.encoded, part.slow_since = exchange.encoded, exchange.slow_since
+            part.encode_s = exchange.encode_s
             part.spec = request_spec(part, single, len(single.body), self.counts_tokens(single.model))
             family.parts.append(part)
             self._edge.exchanges[rid] = part
@@ -93,13 +95,18 @@ class Intake:
         return True
 
     def _must_divide(self, call: Call) -> bool:
-        """Is there no worker that could make all of its answers by itself?"""
-        for upstream in self._upstreams.values():
-            member = upstream.member
-            serves = not member.models or call.model in member.models
-            if serves and member.role in (Role.MIXED, Role.DECODE) and Mode.AGGREGATED in upstream.connector.modes:
-                return False
-        return True
+        """Is there no worker that could make all of its answers by itself?
+
+        A mixed worker that is down counts only where there is no other.
+        """
+        answering = [
+            upstream
+            for upstream in self._upstreams.values()
+            if upstream.member.role in (Role.MIXED, Role.DECODE)
+            and (not upstream.member.models or call.model in upstream.member.models)
+        ]
+        usable = [upstream for upstream in answering if upstream.member.up] or answering
+        return not any(Mode.AGGREGATED in upstream.connector.modes for upstream in usable)
 
     def _only_model(self) -> str:
         """The model that is meant by a request which names none (`/tokenize` may)."""
@@ -117,9 +124,9 @@ class Intake:
         elif not (call.path in TOKENIZE and self._answers_here(exchange, call)):
             self._arrive(exchange, call)
 
-    def answer_with(self, answer: AnswerHere) -> None:
-        """Have somebody answer what no worker can be asked for."""
-        self._answer_here = answer
+    def answer_with(self, answer: AnswerHere, on_answered: Callable[[Exchange], None]) -> None:
+        """Have somebody answer what no worker can be asked for; `on_answered` hears of each such answer."""
+        self._answer_here, self._on_answered = answer, on_answered
 
     def _answers_here(self, exchange: Exchange, call: Call) -> bool:
         if self._answer_here is None or not self._must_divide(call):
@@ -136,6 +143,8 @@ class Intake:
         client, exchange.client = exchange.client, None
         if client is not None:
             client.finished(close=not exchange.kept_alive)
+        if self._on_answered is not None:
+            self._on_answered(exchange)
 
     def _arrive(self, exchange: Exchange, call: Call) -> None:
         if call.parts > 1 and self._divide(exchange, call):

@@ -210,4 +210,5 @@ class Request:
             predicted_first_at=self.predicted_first_at,
             resumes=tuple(self.resumes),
             ttft_target_s=self.ttft_target_s,
+            encode_s=spec.encode_s,
         )

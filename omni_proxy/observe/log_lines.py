@@ -45,12 +45,16 @@ class Ending:
 def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: float) -> bytes:
     """The JSON line; docs/access-log.md lists its fields.
 
-    `record` is None where the core never heard of the request, and has no marks where its scheduler died.
+    `record` is None where the core never heard of the request (without an error: it was answered here), and has no
+    marks where its scheduler died.
     """
     at, request = _rounded(wall, 1e3), ending.method + " " + ending.path
     if record is None:
+        outcome = "completed" if ending.error is None else "rejected"
         return _encode(
-            Refused(at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error)
+            Refused(
+                at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error, outcome
+            )
         )
     marks, first = record.marks, record.first_token_at
     if not marks:
@@ -79,6 +83,7 @@ def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: fl
             record.completion_tokens,
             len(record.resumes),
             ttft,
+            UNSET if record.encode_s is None else _rounded(record.encode_s, 1e6),
             *times,
         )
     )

@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class Refused(Struct):
-    """A request that the core never heard of."""
+    """A request that the core never heard of: it was refused, or answered by the gateway itself."""
 
     time: float
     id: str
@@ -15,7 +15,7 @@ class Refused(Struct):
     status: int
     bytes: int
     error: str | None
-    outcome: str = "rejected"
+    outcome: str
 
 
 class Line(Struct):
@@ -39,6 +39,8 @@ class Line(Struct):
     generated_tokens: int | None
     resumes: int
     ttft_s: float | None
+    encode_s: float | UnsetType = UNSET
+    """Before it arrived: not a part of the others."""
     e2e_s: float | UnsetType = UNSET
     received_s: float | UnsetType = UNSET
     tokenizing_s: float | UnsetType = UNSET

@@ -68,6 +68,7 @@ class Metrics(Collector):
             ("omni_ttft_seconds", "Arrival to first content token (streams).", self._tallies.ttft),
             ("omni_tpot_seconds", "Mean time per output token after the first (streams).", self._tallies.tpot),
             ("omni_e2e_seconds", "Arrival to end of completed requests.", self._tallies.e2e),
+            ("omni_encode_seconds", "Images and sound with encode workers, before arrival.", self._tallies.encode),
             (
                 "omni_ttft_predicted_ratio",
                 "TTFT as predicted when the prompt was sent, by the actual one.",

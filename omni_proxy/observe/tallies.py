@@ -90,6 +90,7 @@ class Tallies:
         self.ttft = Histogram(SECONDS)
         self.tpot = Histogram(TOKEN_SECONDS)
         self.e2e = Histogram(SECONDS)
+        self.encode = Histogram(SECONDS)
         self.ttft_predicted = Histogram(RATIOS)
         self.tokens = {"prompt": 0, "cached": 0, "generated": 0}
         self.leg_failures: dict[tuple[str, str, str], int] = {}
@@ -135,6 +136,8 @@ class Tallies:
         self.requests[key] = self.requests.get(key, 0) + 1
         for stage, begin, end in stage_spans(record, now):
             self.stages[stage].observe(end - begin)
+        if record.encode_s is not None:
+            self.encode.observe(record.encode_s)
         extra = record.attempts - (1 if record.mode is Mode.AGGREGATED else 2)
         if extra > 0:
             self.retries += extra

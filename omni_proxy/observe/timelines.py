@@ -60,6 +60,7 @@ def summary(record: RequestRecord, now: float, wall_offset: float) -> JsonObject
         "stage": record.marks[-1].stage.name,
         "outcome": record.outcome,
         "error": record.error,
+        "encode_s": None if record.encode_s is None else round(record.encode_s, 6),
         "ttft_s": _span(record.arrived_at, record.first_token_at),
         "e2e_s": _span(record.arrived_at, end if end is not None else now),
         "prompt_tokens": record.prompt_tokens,

@@ -156,6 +156,7 @@ class FrontProcess:
             prompt_tokens=spec.prompt_tokens,
             cached_tokens=None,
             completion_tokens=None,
+            encode_s=spec.encode_s,
         )
         self.front.edge.perform(Close(exchange.rid, outcome, record, error, record.detail))
 

@@ -28,7 +28,7 @@ class Member(Struct, frozen=True):
     """Models that it knows by other names than the gateway: ours, its own."""
     role: Role = Role.MIXED
     up: bool = True
-    """Does it answer, and may it be used? Kept for encode workers, whom no scheduler chooses."""
+    """Does it answer, and may it be used? Kept for encode workers, whom no scheduler chooses, and for mixed ones."""
     engine_id: str = ""
     """By which its KV connector calls itself, where it said so."""
 

@@ -28,6 +28,8 @@ from omni_proxy.workers.probe import Description, Probe, Unclear
 logger = logging.getLogger(__name__)
 
 _UNKNOWN = Description((), (), None, None)
+_KNOWN_TO_FRONTS = (Role.ENCODE, Role.MIXED)
+"""Whether these can be used is told to those who send requests, too."""
 
 
 @dataclass(slots=True)
@@ -161,7 +163,7 @@ class Membership:
             member.leaving, member.up = True, False
             for name in member.names:
                 self._post(WorkerDraining(name))
-            self._tell_of_encoder(member)
+            self._tell_if_known(member)
 
     def lost(self, name: str, reason: str) -> None:
         """Somebody knows that a member is gone (its process ended); probes find out when it is back."""
@@ -334,11 +336,11 @@ class Membership:
         member.up = False
         for name in member.names:
             self._post(WorkerDown(name, reason))
-        self._tell_of_encoder(member)
+        self._tell_if_known(member)
 
-    def _tell_of_encoder(self, member: _Watched) -> None:
-        """Fronts choose encode workers by themselves: they have to know who can be used."""
-        if member.config.role is Role.ENCODE:
+    def _tell_if_known(self, member: _Watched) -> None:
+        """Fronts choose encode workers, and divide what no mixed one can make: they have to know who can be used."""
+        if member.config.role in _KNOWN_TO_FRONTS:
             self._tell()
 
     def _tell_added(self, member: _Watched) -> None:
@@ -395,7 +397,7 @@ def _shown(watched: _Watched) -> tuple[Member, ...]:
         return ()
     if watched.shown is None:
         watched.shown = tuple(members(watched.config, watched.connector, watched.description))
-    if watched.up or watched.config.role is not Role.ENCODE:
+    if watched.up or watched.config.role not in _KNOWN_TO_FRONTS:
         return watched.shown
     return tuple(msgspec.structs.replace(member, up=False) for member in watched.shown)
 

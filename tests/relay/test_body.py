@@ -146,6 +146,9 @@ async def test_a_missed_handoff_is_made_good(start: Start, answer: str) -> None:
     response = await rig.chat()
     assert response.status_code == 200
     assert "kv_transfer_params" not in rig["d0"].seen[0].json
+    assert len(rig["p0"].seen) == len(rig["d0"].seen) == 1
+    assert (await rig.timeline(response))["mode"] == "aggregated"
+    assert 'omni_handoffs_total{result="missed"} 1.0' in (await rig.client.get("/metrics")).text
     await rig.idle()
 
 

@@ -112,6 +112,19 @@ async def test_a_mixed_worker_does_it_all_where_there_is_one(start: Start) -> No
     await rig.idle()
 
 
+async def test_a_mixed_worker_that_is_down_is_not_waited_for(start: Start) -> None:
+    each = {"m0": {"connector": "aggregated"}}
+    rig = await start(SGLANG | {"each": each}, p0=prefill_ok, d0=saying, m0=saying)
+    await rig["m0"].stop()
+    async with asyncio.timeout(5):
+        while all(w.up for w in rig.gateway.scheduling.workers()):
+            await asyncio.sleep(0.01)
+    answer = await ask(rig, n=2)
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["x/None"] * 2
+    assert len(rig["d0"].seen) == 2
+    await rig.idle()
+
+
 async def test_one_that_is_refused_refuses_the_whole(start: Start) -> None:
     count = 0
 

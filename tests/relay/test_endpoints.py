@@ -273,7 +273,9 @@ async def test_wrong_bodies_are_refused_by_name(start: Start) -> None:
 
 async def test_the_gateway_tokenises_where_no_worker_can_be_asked(start: Start, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
-    config = {"connector": "sglang", "models": [{"name": "m", "path": str(tmp_path)}]}
+    log = tmp_path / "access.log"
+    models = [{"name": "m", "path": str(tmp_path)}]
+    config = {"connector": "sglang", "models": models, "access_log": {"path": str(log)}}
     rig = await start(config, p0=prefill_ok, d0=decode_stream)
     said = await rig.client.post("/tokenize", json={"model": "m", "prompt": "the cat"})
     assert said.status_code == 200
@@ -284,3 +286,9 @@ async def test_the_gateway_tokenises_where_no_worker_can_be_asked(start: Start, 
     assert (await rig.client.post("/tokenize", json={"model": "other", "prompt": "x"})).status_code == 404
     assert rig.untouched()
     await rig.idle()
+    async with asyncio.timeout(5):
+        while len(lines := log.read_text().splitlines()) < 4:
+            await asyncio.sleep(0.05)
+    told = [(line["request"], line["status"], line["outcome"]) for line in map(json.loads, lines)]
+    assert told[:2] == [("POST /tokenize", 200, "completed"), ("POST /detokenize", 200, "completed")]
+    assert {outcome for _, status, outcome in told if status >= 400} == {"rejected"}
