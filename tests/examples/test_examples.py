@@ -91,3 +91,14 @@ def test_a_connector_of_ones_own_hands_over(
         answer = httpx.post(f"{url}/v1/completions", json=question).raise_for_status()
         assert answer.json()["usage"]["completion_tokens"] == 3
         assert 'omni_handoffs_total{result="done"} 1.0' in httpx.get(f"{url}/metrics").text
+
+
+def test_a_live_gateways_recording_replays_to_the_same(
+    cluster: Cluster, gateway: Callable[[str, Sequence[str]], AbstractContextManager[str]], tmp_path: Path
+) -> None:
+    config = re.sub(r"^(listen: .*port: )\d+", rf"\g<1>{free_port()}", cluster.config, flags=re.M)
+    log = tmp_path / "events"
+    with gateway(f"{config}record: {log}\n", ["-m", "omni_proxy", "serve", "-c"]) as url:
+        question = {"model": "large", "prompt": "w1 w2 w3", "max_tokens": 3}
+        httpx.post(f"{url}/v1/completions", json=question).raise_for_status()
+    assert "qual" in run(sys.executable, "-m", "omni_proxy", "replay", str(log)).splitlines()[-1]
