@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_devices(commands)
     add_operating(commands)
     add_explain(commands)
+    _add_deploy(commands)
     sim_options.add_simulate(commands, _simulate)
     sim_options.add_plan(commands, _plan)
     sim_options.add_replay(commands, _replay)
@@ -83,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
     up = commands.add_parser("up", help="start workers and the gateway on this machine")
-    up.add_argument("--prefill", type=_count, default=2, metavar="N", help="prefill workers (default 2)")
-    up.add_argument("--decode", type=_count, default=1, metavar="M", help="decode workers (default 1)")
+    up.add_argument("--prefill", type=_count, default=None, metavar="N", help="prefill workers (default 2)")
+    up.add_argument("--decode", type=_count, default=None, metavar="M", help="decode workers (default 1)")
     up.add_argument(
         "--model", type=Path, default=None, metavar="PATH", help="model folder or GGUF file (default: the demo)"
     )
@@ -98,6 +99,11 @@ def _add_up(commands: argparse._SubParsersAction[_Parser]) -> None:
         choices=modes,
         default=ScheduleMode.AUTO.value,
         help="sequential: D pulls when P is done; parallel: P pushes while it computes (default auto: sequential)",
+    )
+    up.add_argument("--resume", action="store_true", help="streams whose decode worker dies go on with another")
+    up.add_argument("--ray", default=None, metavar="ADDRESS", help="workers on a Ray cluster: auto, local or HOST:PORT")
+    up.add_argument(
+        "--ray-pools", type=Path, default=None, metavar="FILE", help="engine, devices, flags of the workers"
     )
     _add_expert_parallel(up)
     up.set_defaults(run=_up)
@@ -247,6 +253,16 @@ def _add_completion(commands: argparse._SubParsersAction[_Parser]) -> None:
     completion.set_defaults(run=_completion)
 
 
+def _add_deploy(commands: argparse._SubParsersAction[_Parser]) -> None:
+    deploy = commands.add_parser("deploy", help="make what starts an xPyD deployment from a recipe")
+    what = deploy.add_subparsers(dest="what", required=True, metavar="WHAT", parser_class=_Parser)
+    render = what.add_parser("render", help="make units, manifests or scripts")
+    render.add_argument("recipe", type=Path, metavar="RECIPE")
+    render.add_argument("--to", choices=("systemd", "compose", "kubernetes", "shell"), required=True)
+    render.add_argument("-o", "--output", type=Path, default=None, metavar="DIR", help="default: standard output")
+    render.set_defaults(run=_deploy_render)
+
+
 def _number(text: str, least: int, most: int | None, what: str) -> int:
     try:
         value = int(text)
@@ -294,6 +310,10 @@ def _interval(text: str) -> float:
 
 
 def _up(options: argparse.Namespace) -> int:
+    if options.ray is not None:
+        return _up_on_ray(options)
+    if options.ray_pools is not None:
+        raise ConfigError("--ray-pools: needs --ray ADDRESS")
     from omni_proxy.gguf.file import GgufError
     from omni_proxy.gguf.folder import model_name
     from omni_proxy.up import UpOptions, run_up
@@ -307,8 +327,8 @@ def _up(options: argparse.Namespace) -> int:
         UpOptions(
             model,
             name,
-            options.prefill,
-            options.decode,
+            options.prefill or 2,
+            options.decode or 1,
             options.host,
             options.port,
             options.access_log,
@@ -317,6 +337,31 @@ def _up(options: argparse.Namespace) -> int:
             options.expert_window,
             ScheduleMode(options.schedule_mode),
             options.quantization,
+            options.resume,
+        )
+    )
+
+
+def _up_on_ray(options: argparse.Namespace) -> int:
+    from omni_proxy.ray.command import RayOptions, run_ray_up
+
+    for name, default in (("quantization", None), ("expert_parallel", 1), ("expert_redundancy", None)):
+        if getattr(options, name) != default:
+            raise ConfigError(f"--{name.replace('_', '-')}: belongs into the flags of the pools file with --ray")
+    return run_ray_up(
+        RayOptions(
+            options.ray,
+            options.ray_pools,
+            None if options.model is None else str(options.model),
+            DEMO_NAME,
+            demo_model(),
+            options.prefill or (None if options.ray_pools else 2),
+            options.decode or (None if options.ray_pools else 1),
+            options.host,
+            options.port,
+            options.access_log,
+            ScheduleMode(options.schedule_mode),
+            options.resume,
         )
     )
 
@@ -545,6 +590,12 @@ def _completion(options: argparse.Namespace) -> int:
 
     print(script(_parser(), options.shell))
     return 0
+
+
+def _deploy_render(options: argparse.Namespace) -> int:
+    from omni_proxy.deploy.command import run_render
+
+    return run_render(options.recipe, options.to, options.output, print)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -21,6 +21,7 @@ from omni_proxy.messages import Mode, Role
 from omni_proxy.overrides import Place, Unusable, overridden, with_secrets
 
 MIB = 1 << 20
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 class ConfigError(Exception):
@@ -721,7 +722,7 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
 
     Raises ConfigError, one line for each fault.
     """
-    data = _read_yaml(path)
+    data = read_yaml(path)
     try:
         data, variables = overridden({} if data is None else data, environment)
         data = with_secrets(_with_tenants(data), SECRETS.__contains__)
@@ -737,7 +738,7 @@ def _with_tenants(data: Any) -> Any:
         return data
     named = access["tenants_file"]
     here = access.get("tenants") or {}
-    found = _read_yaml(Path(named))
+    found = read_yaml(Path(named))
     if not isinstance(found, dict) or set(found) != {"tenants"} or not isinstance(found["tenants"], dict):
         raise Unusable(f"access.tenants_file: {named}: must hold 'tenants:' with names below, and nothing else")
     doubled = sorted(map(str, set(here) & set(found["tenants"])))
@@ -746,7 +747,8 @@ def _with_tenants(data: Any) -> Any:
     return {**data, "access": {**access, "tenants": {**here, **found["tenants"]}}}
 
 
-def _read_yaml(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds; None: nothing. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
@@ -763,10 +765,15 @@ def _read_yaml(path: Path) -> Any:
 
 def parse(data: Any, source: str, variables: Mapping[Place, str] = {}) -> Config:
     """Validate what a config file holds. `source` stands in front of each fault, or one of the variables."""
+    return validated(Config, data, source, variables)
+
+
+def validated(model: type[AnyModel], data: Any, source: str, variables: Mapping[Place, str] = {}) -> AnyModel:
+    """Validate what a file of some kind holds. Raises ConfigError, one line for each fault, as for a config."""
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: must be a mapping, not {type(data).__name__}")
     try:
-        return Config.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as exc:
         faults = [_fault(_origin(source, variables, e["loc"]), e["loc"], e["msg"], e["input"]) for e in exc.errors()]
         raise ConfigError("\n".join(faults)) from exc

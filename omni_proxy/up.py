@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +52,7 @@ class UpOptions:
     expert_window: int = 256
     schedule_mode: ScheduleMode = ScheduleMode.AUTO
     quantization: str | None = None
+    resume: bool = False
 
 
 def run_up(options: UpOptions) -> int:
@@ -85,33 +88,19 @@ class _Up:
             # Workers that die come back within seconds: a request may wait for them.
             limits=Limits(no_worker_timeout_s=30.0),
             timeouts=Timeouts(drain_s=10.0),
+            resume=options.resume,
         )
         with listening_socket(options.host, options.port, config.listen.backlog) as sock:
             self._port = sock.getsockname()[1]
             with stop_signals() as (stop, force):
                 self._gateway = Gateway(config)
                 calm_collector()
-                await self._serve_with_workers(self._gateway, sock, stop, force)
-        _say("Stopped.")
-
-    async def _serve_with_workers(
-        self, gateway: Gateway, sock: object, stop: asyncio.Event, force: asyncio.Event
-    ) -> None:
-        launcher = Launcher(self._plans(), Report(self._starting, self._serving, self._lost))
-        launching = asyncio.create_task(launcher.run(), name="launcher")
-        serving = asyncio.create_task(gateway.serve(sock, stop, force), name="gateway")  # type: ignore[arg-type]
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            await asyncio.wait((launching, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
-                _say("Stopping: finishing what runs (once more to stop at once) ...")
-            stop.set()
-            await serving
-        finally:
-            stopping.cancel()
-            launching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await _raise_start_failure(launching)
+                launcher = Launcher(self._plans(), Report(self._starting, self._serving, self._lost))
+                try:
+                    await serve_beside(launcher.run(), self._gateway, sock, stop, force)
+                except StartFailed as exc:
+                    raise ConfigError(str(exc)) from exc
+        say("Stopped.")
 
     def _plans(self) -> list[ProcessPlan]:
         names = [(f"prefill-{i}", Role.PREFILL) for i in range(self._options.prefill)]
@@ -141,10 +130,10 @@ class _Up:
     # ------------------------------------------------------------------- what happens
 
     def _starting(self, plan: ProcessPlan) -> None:
-        _say(f"{plan.name}: loading {self._options.model_name} ...")
+        say(f"{plan.name}: loading {self._options.model_name} ...")
 
     def _serving(self, plan: ProcessPlan, ready: Ready, seconds: float) -> None:
-        _say(f"{plan.name}: ready on {ready.host}:{ready.port} after {seconds:.1f} s (pid {ready.pid})")
+        say(f"{plan.name}: ready on {ready.host}:{ready.port} after {seconds:.1f} s (pid {ready.pid})")
         assert self._gateway is not None
         host = f"[{ready.host}]" if ":" in ready.host else ready.host
         worker = Worker(
@@ -161,7 +150,7 @@ class _Up:
             self._greet()
 
     def _lost(self, plan: ProcessPlan, reason: str) -> None:
-        _say(f"{plan.name}: {reason}; starting it again")
+        say(f"{plan.name}: {reason}; starting it again")
         assert self._gateway is not None
         self._gateway.scheduling.membership.lost(plan.name, reason)
 
@@ -173,22 +162,40 @@ class _Up:
             "stream": True,
             "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
         }
-        _say(f"\nOmni Proxy is ready: {url}  ({options.prefill}P + {options.decode}D, model {options.model_name})\n")
-        _say("Try it:\n")
-        _say(
+        say(f"\nOmni Proxy is ready: {url}  ({options.prefill}P + {options.decode}D, model {options.model_name})\n")
+        say("Try it:\n")
+        say(
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f"    -d '{json.dumps(question)}'\n"
         )
-        _say(f"Watch it: {url}/omni/ui, or omni-proxy top {url}\n")
+        say(f"Watch it: {url}/omni/ui, or omni-proxy top {url}\n")
 
 
-async def _raise_start_failure(launching: asyncio.Task[None]) -> None:
+async def serve_beside(
+    keeping: Coroutine[object, object, None],
+    gateway: Gateway,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    force: asyncio.Event,
+) -> None:
+    """Serve until `stop`, while `keeping` keeps workers running; what it raises ends both."""
+    launching = asyncio.create_task(keeping, name="launcher")
+    serving = asyncio.create_task(gateway.serve(sock, stop, force), name="gateway")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await launching
-    except StartFailed as exc:
-        raise ConfigError(str(exc)) from exc
+        await asyncio.wait((launching, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            say("Stopping: finishing what runs (once more to stop at once) ...")
+        stop.set()
+        await serving
+    finally:
+        stopping.cancel()
+        launching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await launching
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell the user something, now."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -2,7 +2,8 @@
 
 A watch that breaks is taken up where it broke; where the server has forgotten that (410 Gone) all are listed anew.
 Bookmarks move that place on while nothing happens. A pod that terminates drains; one that is not ready is not there.
-What a pod is stands in its annotations under `omni-proxy.io/`: role, port, connector, models, group, weight, dp-size.
+What a pod is stands in its annotations under `omni-proxy.io/`: role, port, connector, models, group, weight, dp-size,
+max-seqs, max-batch-tokens, bootstrap-port.
 """
 
 from __future__ import annotations
@@ -185,13 +186,11 @@ def _worker(marks: Mapping[str, str], name: str, address: str, port: str, ends: 
         "url": url_of(address, int(port)) if port.isdigit() else f"http://{address}:{port}",
         "role": marks.get("role"),
     }
-    for name in ("connector", "group", "weight"):
+    for name in ("connector", "group", "weight", "dp-size", "max-seqs", "max-batch-tokens", "bootstrap-port"):
         if name in marks:
-            found[name] = marks[name]
+            found[name.replace("-", "_")] = marks[name]
     if "models" in marks:
         found["models"] = [model.strip() for model in marks["models"].split(",")]
-    if "dp-size" in marks:
-        found["dp_size"] = marks["dp-size"]
     if ends:
         found["down"] = True  # no new work; what it does ends
     return found

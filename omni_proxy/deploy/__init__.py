@@ -1,0 +1,1 @@
+"""Recipes of xPyD deployments, and what is rendered from them."""

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# deepseek-2p1d, 2P1D: what runs on p1. Made by `omni-proxy deploy render`.
+set -euo pipefail
+cd "$(dirname "$0")"
+pids=()
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
+
+# prefill-1
+env \
+  ASCEND_RT_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15 \
+  VLLM_HOST_IP=10.0.1.12 \
+  HCCL_BUFFSIZE=1024 \
+  GLOO_SOCKET_IFNAME=eth0 \
+  HCCL_SOCKET_IFNAME=eth0 \
+  HCCL_IF_IP=10.0.1.12 \
+  vllm \
+  serve \
+  /models/DeepSeek-V3-W8A8 \
+  --host 10.0.1.12 \
+  --port 8100 \
+  --served-model-name deepseek \
+  --tensor-parallel-size 8 \
+  --data-parallel-size 2 \
+  --enable-prompt-tokens-details \
+  --kv-transfer-config '{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer","kv_port":"15600","engine_id":"1","kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}' \
+  --quantization ascend \
+  --enable-expert-parallel \
+  --enforce-eager &
+pids+=($!)
+
+wait -n "${pids[@]}"
