@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from omni_proxy.cli import _parser
-from omni_proxy.config import ConfigError, parse
+from omni_proxy.config import ConfigError, parse, validated
+from omni_proxy.deploy.recipe import deployment
 from omni_proxy.errors import ErrorCode
+from omni_proxy.ray.pools import RayPools
 from tests.docs_commands import CONFIGS, PAGES, ROOT, Command, commands, commands_in_comments
 
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
@@ -163,11 +165,17 @@ _CONFIGS = [
 
 @pytest.mark.parametrize(("page", "number", "text"), _CONFIGS, ids=lambda v: v.name if isinstance(v, Path) else None)
 def test_configs_in_pages_are_valid(page: Path, number: int, text: str) -> None:
-    """Each is a config by itself, what it leaves out being as usual; a hash that is cut short stands for any."""
+    """Each is a config, a recipe or Ray pools by itself; a hash that is cut short stands for any."""
     counted = itertools.count()
     whole = re.sub("sha256:…", lambda _: f"sha256:{next(counted):064x}", text)
+    data = yaml.safe_load(whole)
     try:
-        parse(yaml.safe_load(whole), page.name)
+        if "hosts" in data:
+            deployment(data, page.name)
+        elif "engine" in data:
+            validated(RayPools, data, page.name)
+        else:
+            parse(data, page.name)
     except ConfigError as fault:
         pytest.fail(str(fault))
 
