@@ -24,6 +24,7 @@ COMPILED = (
     "omni_proxy/lifecycle/*.py",
     "omni_proxy/scheduler/*.py",
     "omni_proxy/observe/access_log.py",
+    "omni_proxy/observe/edge_counts.py",
     "omni_proxy/observe/log_lines.py",
     "omni_proxy/observe/tallies.py",
     "omni_proxy/observe/timelines.py",

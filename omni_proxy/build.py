@@ -46,6 +46,7 @@ from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
 from omni_proxy.observe.access_log import AccessLog
 from omni_proxy.observe.audit import Audit
 from omni_proxy.observe.discovery import DiscoveryMetrics
+from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.observe.expert_loads import ExpertLoad, ExpertLoads
 from omni_proxy.observe.experts import ExpertMetrics
 from omni_proxy.observe.log_lines import Ending
@@ -177,7 +178,7 @@ class Scheduling:
         self._reading_experts = asyncio.create_task(self._experts.run(), name="expert counters")
         self._reading_experts.add_done_callback(_report_end)
         self.membership.on_change(lambda _: self.expert_loads.keep(self.membership.names()))
-        registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         registry.register(self.metrics)
         registry.register(self.prefixes)
         registry.register(DiscoveryMetrics(self.discovery))
@@ -419,6 +420,7 @@ class Front:
         post: Callable[[Event], None],
         app: Any,
         rejected: Callable[[str, str], None],
+        counted: Callable[[EdgeNews], None],
         counts: Counts | None = None,
     ) -> None:
         check_worker_tls(config)
@@ -427,8 +429,9 @@ class Front:
         self._config = config
         self.upstreams = Upstreams(*_connections(config))
         self._count_rejected = rejected
+        self._counted = counted
         self._log = _access_log(config)
-        self._counter = _token_counter(config, post)
+        self._counter = _token_counter(config, post, lambda seconds: self.edge.counted.tokenized(seconds))
         limits, served = _edge_limits(config), _served(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         if self._counter is not None:
@@ -486,6 +489,9 @@ class Front:
 
     def _upkeep(self) -> None:
         self.upstreams.expire_idle()
+        news = self.edge.counted.take()
+        if news is not None:
+            self._counted(news)
         if self._log is not None:
             self._log.flush()
 
@@ -513,7 +519,8 @@ class Gateway:
         self._config = config
         self.scheduling = scheduling = Scheduling(config)
         post = scheduling.driver.post
-        self.front = Front(config, post, scheduling.app, scheduling.tallies.rejected_at_edge)
+        tallies = scheduling.tallies
+        self.front = Front(config, post, scheduling.app, tallies.rejected_at_edge, tallies.edge_counted)
         scheduling.driver.connect(self.front.edge.perform)
         scheduling.membership.on_change(self.front.upstreams.set)
 
@@ -683,22 +690,28 @@ def check_worker_tls(config: Config) -> None:
             raise ConfigError(f"worker {worker.name}: tls: {exc}") from exc
 
 
-def _token_counter(config: Config, post: Callable[[Event], None]) -> TokenCounters | None:
+def _token_counter(
+    config: Config, post: Callable[[Event], None], took: Callable[[float], None]
+) -> TokenCounters | None:
     """A counter for each model that has a folder; one for all others, if they have."""
     if config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
         return None
-    named = [(name, _one_counter(m, f"model {m.name}", post)) for m in config.models for name in (m.name, *m.adapters)]
+    named = [
+        (name, _one_counter(m, f"model {m.name}", post, took)) for m in config.models for name in (m.name, *m.adapters)
+    ]
     counters = {name: counter for name, counter in named if counter is not None}
-    others = _one_counter(config.model, "model", post)
+    others = _one_counter(config.model, "model", post, took)
     return TokenCounters(counters, others) if counters or others else None
 
 
-def _one_counter(model: Model, place: str, post: Callable[[Event], None]) -> TokenCounter | None:
+def _one_counter(
+    model: Model, place: str, post: Callable[[Event], None], took: Callable[[float], None]
+) -> TokenCounter | None:
     if model.path is None:
         return None
     try:
         tokenizer = PromptTokenizer.load(model.path, frozenset(model.adapters))
-        return TokenCounter(tokenizer, post, model.send_token_ids)
+        return TokenCounter(tokenizer, post, model.send_token_ids, took)
     except (TokenizerError, ChatTemplateError) as exc:
         raise ConfigError(f"{place}.path: {exc}") from exc
 

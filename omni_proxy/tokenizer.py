@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from array import array
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -148,8 +149,15 @@ def _flag(call: Call, name: str, default: bool) -> bool:
 class TokenCounter:
     """Reads prompts in a few threads and posts `Tokenized`. `fallbacks` counts what could not be tokenised."""
 
-    def __init__(self, tokenizer: PromptTokenizer, post: PostTokenized, keep_ids: bool = False) -> None:
-        """`keep_ids`: a call that was text keeps its token ids for the workers."""
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        post: PostTokenized,
+        keep_ids: bool = False,
+        took: Callable[[float], None] | None = None,
+    ) -> None:
+        """`keep_ids`: a call that was text keeps its token ids for the workers. `took` hears the seconds of each."""
+        self._took = took
         self._tokenizer = tokenizer
         self._post = post
         self._keep_ids = keep_ids
@@ -169,6 +177,7 @@ class TokenCounter:
 
     def _read(self, rid: str, call: Call) -> None:
         tokens: PromptTokens | None = None
+        begin = time.perf_counter()
         try:
             tokens = self._tokenizer.read(call)
             if self._keep_ids and tokens is not None and tokens.ids is not None:
@@ -179,9 +188,11 @@ class TokenCounter:
             logger.debug("prompt not tokenised: %s", exc)
         except Exception:  # a foreign tokenizer may raise anything; the request goes on by its estimate
             logger.exception("the tokenizer failed")
-        self._loop.call_soon_threadsafe(self._done, rid, tokens)
+        self._loop.call_soon_threadsafe(self._done, rid, tokens, time.perf_counter() - begin)
 
-    def _done(self, rid: str, tokens: PromptTokens | None) -> None:
+    def _done(self, rid: str, tokens: PromptTokens | None, seconds: float) -> None:
+        if self._took is not None:
+            self._took(seconds)
         if tokens is None:
             self.fallbacks += 1
             self._post(Tokenized(rid, None))

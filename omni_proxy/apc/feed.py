@@ -50,6 +50,8 @@ class FeedReading(Struct, frozen=True):
     counts: FeedCounts
     unknown_parents: int
     """Blocks behind blocks that are not known."""
+    lag_s: float | None = None
+    """How long the last message was on its way, by two wall clocks; None where messages do not say when."""
 
 
 class Feed:
@@ -60,6 +62,8 @@ class Feed:
         self.rank = rank
         self.counts = FeedCounts()
         self.translator = Translator() if translator is None else translator
+        self.sent_at: float | None = None
+        """When the last message that was applied was sent, by the publisher's wall clock."""
         self.last: int | None = None
         """Number of the last message that was applied."""
         self.wants: int | None = None
@@ -157,6 +161,7 @@ class Feed:
             self.counts.malformed += 1
             return self._forget()  # whatever it said is lost
         self.counts.malformed += batch.malformed
+        self.sent_at = batch.sent_at
         changes: list[Change] = []
         for event in batch.events:
             match event:

@@ -75,6 +75,8 @@ class Batch(msgspec.Struct, frozen=True):
     events: tuple[Stored | Removed | Cleared, ...]
     malformed: int
     ignored: int
+    sent_at: float | None = None
+    """By the publisher's wall clock."""
 
 
 def read_batch(payload: bytes) -> Batch:
@@ -100,7 +102,9 @@ def read_batch(payload: bytes) -> Batch:
             ignored += 1
         else:
             events.append(event)
-    return Batch(tuple(events), malformed, ignored)
+    sent = body.get("ts") if isinstance(body, dict) else body[0]
+    sent_at = float(sent) if isinstance(sent, float) and 0.0 < sent < 2**53 else None
+    return Batch(tuple(events), malformed, ignored, sent_at)
 
 
 def _is_batch(body: object) -> bool:

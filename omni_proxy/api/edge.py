@@ -46,6 +46,7 @@ from omni_proxy.messages import (
     Tokenized,
 )
 from omni_proxy.messages import Leg as LegKind
+from omni_proxy.observe.edge_counts import EdgeCounts
 from omni_proxy.workers.connectors.base import Connector, Order, Pair
 from omni_proxy.workers.upstream import Upstream
 
@@ -85,6 +86,7 @@ class Edge:
         self.exchanges: dict[str, Exchange] = {}
         self.prefix = prefix or secrets.token_hex(4)
         """In front of every rid of this process, so that fronts never collide."""
+        self.counted = EdgeCounts()
         self._upstreams = upstreams
         self._count_tokens = count_tokens
         self._limits = limits
@@ -266,7 +268,9 @@ class Edge:
         body = call.body if call.form else append_fields(call, extra)
         if peer is None:
             body = with_encoded(body, exchange.encoded)
-        leg = DecodeLeg(exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced)
+        leg = DecodeLeg(
+            exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced, counts=self.counted
+        )
         request_id = connector.request_id(pair)
         if request_id != exchange.request_id:
             exchange.renames += renamed_id(request_id, exchange.request_id)

@@ -34,6 +34,7 @@ from omni_proxy.messages import (
     PrefillDone,
     Usage,
 )
+from omni_proxy.observe.edge_counts import EdgeCounts
 from omni_proxy.workers.connectors.base import Connector, GarbageAnswer, PrefillAnswer
 from omni_proxy.workers.http import Headers, Ticket
 
@@ -206,6 +207,7 @@ class DecodeLeg(Leg):
         "_at_end",
         "_awaits_prefill",
         "_cached",
+        "_counts",
         "_forced",
         "_held",
         "_held_bytes",
@@ -216,9 +218,18 @@ class DecodeLeg(Leg):
     )
 
     def __init__(
-        self, exchange: Exchange, lease: Lease, post: Post, loop: AbstractEventLoop, *, handed_over: bool, forced: bool
+        self,
+        exchange: Exchange,
+        lease: Lease,
+        post: Post,
+        loop: AbstractEventLoop,
+        *,
+        handed_over: bool,
+        forced: bool,
+        counts: EdgeCounts,
     ) -> None:
         super().__init__(exchange, lease, post, loop)
+        self._counts = counts
         self._awaits_prefill = handed_over and exchange.prefill_pending
         self._cached = exchange.prefill_cached if handed_over else None
         self._forced = forced
@@ -269,7 +280,10 @@ class DecodeLeg(Leg):
             if scan is not None and self._size > HOLD_BYTES and self.ticket is not None:
                 self.ticket.pause()
             return
-        self.last_sign = self.loop.time()
+        now = self.loop.time()
+        if self._opened:
+            self._counts.gap(now - self.last_sign)
+        self.last_sign = now
         shown = scan.feed(data)
         if self._opened:
             if shown is data and self.ticket is not None:

@@ -67,6 +67,8 @@ class Metrics(Collector):
         for name, text, histogram in (
             ("omni_ttft_seconds", "Arrival to first content token (streams).", self._tallies.ttft),
             ("omni_tpot_seconds", "Mean time per output token after the first (streams).", self._tallies.tpot),
+            ("omni_itl_seconds", "Gap between two pieces of a stream as they came from the worker.", self._tallies.itl),
+            ("omni_tokenizer_seconds", "Time that the tokenizer worked on a prompt.", self._tallies.tokenizer),
             ("omni_e2e_seconds", "Arrival to end of completed requests.", self._tallies.e2e),
             ("omni_encode_seconds", "Images and sound with encode workers, before arrival.", self._tallies.encode),
             (
@@ -92,6 +94,8 @@ class Metrics(Collector):
         for result, count in self._tallies.handoffs.items():
             handoffs.add_metric((result,), count)
         yield handoffs
+        text = "Prompt tokens whose KV went from P to D."
+        yield CounterMetricFamily("omni_handoff_tokens", text, value=self._tallies.handoff_tokens)
         resumes = CounterMetricFamily(
             "omni_resumes", "Streams whose decode worker was lost, continued elsewhere or given up.", labels=("result",)
         )
@@ -109,6 +113,10 @@ class Metrics(Collector):
         )
         kv = GaugeMetricFamily("omni_worker_kv_tokens", "KV tokens that the worker holds for us.", labels=labels)
         role = GaugeMetricFamily("omni_worker_role", "1: what the worker does now.", labels=labels)
+        ejections = CounterMetricFamily("omni_worker_ejections", "Times that failures took it out.", labels=labels)
+        capacity = GaugeMetricFamily(
+            "omni_worker_kv_capacity_tokens", "KV tokens that the worker can hold, where it says so.", labels=labels
+        )
         stranded = GaugeMetricFamily(
             "omni_worker_stranded_kv_tokens", "KV tokens that it keeps though nobody will pull them.", labels=labels
         )
@@ -120,7 +128,34 @@ class Metrics(Collector):
             prefill.add_metric(key, worker.prefill_tokens)
             kv.add_metric(key, worker.kv_tokens)
             stranded.add_metric(key, worker.stranded_tokens)
-        yield from (up, seqs, prefill, kv, role, stranded)
+            ejections.add_metric(key, worker.ejections)
+            if worker.spec.kv_capacity_tokens is not None:
+                capacity.add_metric(key, worker.spec.kv_capacity_tokens)
+        yield from (up, seqs, prefill, kv, capacity, role, stranded, ejections)
+        yield from self._worker_history()
+
+    def _worker_history(self) -> Iterator[Metric]:
+        """What was tallied of those that are members."""
+        members = [w.spec.name for w in self._live.workers()]
+        retries = CounterMetricFamily(
+            "omni_worker_retries", "Requests that went on elsewhere after it had failed them.", labels=("worker",)
+        )
+        prompts = CounterMetricFamily(
+            "omni_worker_prefills", "Prompts computed and handed over at the first try.", labels=("worker",)
+        )
+        seconds = CounterMetricFamily(
+            "omni_worker_prefill_seconds",
+            "Time of those from the grant to the answer, as predicted at the grant and as it was.",
+            labels=("worker", "source"),
+        )
+        for name in members:
+            retries.add_metric((name,), self._tallies.worker_retries.get(name, 0))
+            times = self._tallies.prefills.get(name)
+            if times is not None:
+                prompts.add_metric((name,), times.count)
+                seconds.add_metric((name, "predicted"), times.predicted_s)
+                seconds.add_metric((name, "actual"), times.actual_s)
+        yield from (retries, prompts, seconds)
 
     def _config_families(self) -> Iterator[Metric]:
         generation, failed = self._tallies.config

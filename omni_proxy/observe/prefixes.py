@@ -138,10 +138,14 @@ def _feed_families(readings: Sequence[FeedReading]) -> Iterator[Metric]:
     counts = {
         name: CounterMetricFamily(f"omni_kv_events_{name}", text, labels=labels) for name, text in _FEED_TEXTS.items()
     }
+    text = "How long the last message was on its way, by both machines' clocks."
+    lag = GaugeMetricFamily("omni_kv_events_lag_seconds", text, labels=labels)
     for one in readings:
         key = (one.worker, str(one.rank))
         connected.add_metric(key, int(one.connected))
         orphans.add_metric(key, one.unknown_parents)
+        if one.lag_s is not None:
+            lag.add_metric(key, one.lag_s)
         for name, count in structs.asdict(one.counts).items():
             counts[name].add_metric(key, count)
-    yield from (connected, *counts.values(), orphans)
+    yield from (connected, *counts.values(), orphans, lag)

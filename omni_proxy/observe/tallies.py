@@ -15,6 +15,9 @@ from omni_proxy.messages import (
     DecodeBroke,
     Effect,
     Event,
+    Failure,
+    Lease,
+    Leg,
     LegFailed,
     Mode,
     Outcome,
@@ -22,6 +25,7 @@ from omni_proxy.messages import (
     RequestRecord,
     Stage,
 )
+from omni_proxy.observe.edge_news import EdgeNews
 
 SECONDS: Final[tuple[float, ...]] = (
     0.001,
@@ -70,6 +74,12 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
+    def add(self, value: float, count: int) -> None:
+        """The same value so many times."""
+        at = sum(value > bound for bound in self.bounds)
+        self.counts[at] += count
+        self.total += value * count
+
     def observe(self, value: float) -> None:
         # A loop: compiled, it costs less than the call of a function for it.
         at = 0
@@ -79,6 +89,22 @@ class Histogram:
             at += 1
         self.counts[at] += 1
         self.total += value
+
+
+ITL_SECONDS: Final[tuple[float, ...]] = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0,
+)  # fmt: skip
+
+
+class PrefillTimes:
+    """Prompts that one worker computed: how long that should have taken, and how long it did."""
+
+    __slots__ = ("actual_s", "count", "predicted_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.predicted_s = 0.0
+        self.actual_s = 0.0
 
 
 class Tallies:
@@ -95,7 +121,13 @@ class Tallies:
         self.tokens = {"prompt": 0, "cached": 0, "generated": 0}
         self.leg_failures: dict[tuple[str, str, str], int] = {}
         self.handoffs = {"done": 0, "missed": 0}
+        self.handoff_tokens = 0
         self.retries = 0
+        self.worker_retries: dict[str, int] = {}
+        """By worker: requests that went on elsewhere after it had failed them."""
+        self.prefills: dict[str, PrefillTimes] = {}
+        self.itl = Histogram(ITL_SECONDS)
+        self.tokenizer = Histogram(SECONDS)
         self.resumes = {"continued": 0, "given_up": 0}
         self.config = (1, 0)
         """Generation of the config in force, and how many were refused."""
@@ -108,17 +140,30 @@ class Tallies:
         if isinstance(event, PrefillDone):
             self.handoffs["done" if event.handoff else "missed"] += 1
         elif isinstance(event, LegFailed):
-            key = (event.lease.worker, event.lease.leg.value, event.failure.kind.value)
-            self.leg_failures[key] = self.leg_failures.get(key, 0) + 1
+            self._failed(event.lease, event.failure, effects)
         elif isinstance(event, DecodeBroke):
-            self._broke(event, effects)
+            ended = self._failed(event.lease, event.failure, effects)
+            self.resumes["given_up" if ended else "continued"] += 1
 
-    def _broke(self, event: DecodeBroke, effects: Sequence[Effect]) -> None:
-        lease = event.lease
-        key = (lease.worker, lease.leg.value, event.failure.kind.value)
+    def _failed(self, lease: Lease, failure: Failure, effects: Sequence[Effect]) -> bool:
+        """Count a leg that failed; True when its request has ended with it."""
+        worker = lease.worker
+        key = (worker, lease.leg.value, failure.kind.value)
         self.leg_failures[key] = self.leg_failures.get(key, 0) + 1
-        closed = any(type(effect) is Close and effect.rid == lease.rid for effect in effects)
-        self.resumes["given_up" if closed else "continued"] += 1
+        if any(type(effect) is Close and effect.rid == lease.rid for effect in effects):
+            return True
+        self.worker_retries[worker] = self.worker_retries.get(worker, 0) + 1
+        return False
+
+    def edge_counted(self, news: EdgeNews) -> None:
+        """Take in what a front has counted."""
+        for ms, count in news.gaps:
+            self.itl.add(ms / 1000.0, count)
+        if news.long_gaps:
+            self.itl.counts[-1] += news.long_gaps
+            self.itl.total += news.long_gaps_s
+        for seconds in news.tokenized_s:
+            self.tokenizer.observe(seconds)
 
     def rejected_at_edge(self, endpoint: str, error: str) -> None:
         """Count a request that never reached the core."""
@@ -143,6 +188,24 @@ class Tallies:
             self.retries += extra
         if outcome is Outcome.COMPLETED:
             self._completed(record, now)
+            if extra == 0 and record.prefill_done_at is not None and record.mode is not Mode.AGGREGATED:
+                self._prefilled(record, record.prefill_done_at)
+
+    def _prefilled(self, record: RequestRecord, done_at: float) -> None:
+        """Compare a handed-over prompt's time on P, from the grant on, with the prediction made then."""
+        self.handoff_tokens += record.prompt_tokens
+        placement = record.placements[0]
+        if placement.leg is not Leg.PREFILL or placement.finish_s is None:
+            return
+        times = self.prefills.get(placement.worker)
+        if times is None:
+            times = self.prefills[placement.worker] = PrefillTimes()
+        for mark in record.marks:
+            if mark.stage is Stage.PREFILL_SCHEDULED:
+                times.count += 1
+                times.predicted_s += placement.finish_s
+                times.actual_s += done_at - mark.at
+                return
 
     def _completed(self, record: RequestRecord, now: float) -> None:
         begin, first, generated = record.arrived_at, record.first_token_at, record.completion_tokens

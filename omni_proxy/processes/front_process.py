@@ -18,6 +18,7 @@ from omni_proxy.build import Front
 from omni_proxy.config import Config
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import Adopted, Arrived, Close, Event, Lease, Leg, Outcome, RequestRecord, RequestSpec
+from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.processes.link import EdgeRejected, FromScheduler, Goodbye, Hello, Link, Members, front_decoder
 from omni_proxy.processes.pass_on import PassOn
 from omni_proxy.processes.run_dir import RunDir
@@ -40,7 +41,7 @@ class FrontProcess:
         self._has_members = asyncio.Event()
         self._pass_on = PassOn(run_dir.app)
         counts = Counts(run_dir.folder, max(config.processes, slot + 1), slot)
-        self.front = Front(config, self._post, self._pass_on, self._rejected, counts)
+        self.front = Front(config, self._post, self._pass_on, self._rejected, self._news, counts)
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve clients on a listening socket until `stop`, then drain."""
@@ -115,6 +116,10 @@ class FrontProcess:
     def _rejected(self, endpoint: str, error: str) -> None:
         if self._link is not None:
             self._link.send(EdgeRejected(endpoint, error))
+
+    def _news(self, news: EdgeNews) -> None:
+        if self._link is not None:
+            self._link.send(news)
 
     # ------------------------------------------------------------ a scheduler has died
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from omni_proxy.messages import Effect, Event
+from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.workers.member import Member
 
 MAX_FRAME_BYTES: Final = 64 << 20
@@ -43,7 +44,7 @@ class Members(msgspec.Struct, frozen=True, tag=True):
     members: tuple[Member, ...]
 
 
-FromFront = Hello | Goodbye | EdgeRejected | Event
+FromFront = Hello | Goodbye | EdgeRejected | EdgeNews | Event
 FromScheduler = Members | Effect
 
 Received = TypeVar("Received")

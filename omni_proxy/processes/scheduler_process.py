@@ -18,6 +18,7 @@ from omni_proxy.api.serving import QuietServer
 from omni_proxy.build import Scheduling
 from omni_proxy.config import Config
 from omni_proxy.messages import Abort, Effect, FrontLost, Prewarm, StartDecode, StartPrefill
+from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.processes.link import EdgeRejected, FromFront, Goodbye, Hello, Link, Members, scheduler_decoder
 from omni_proxy.processes.run_dir import RunDir
 from omni_proxy.workers.member import Member
@@ -74,6 +75,8 @@ class SchedulerProcess:
                 self._leaving.add(link)
             elif isinstance(message, EdgeRejected):
                 self.scheduling.tallies.rejected_at_edge(message.endpoint, message.error)
+            elif isinstance(message, EdgeNews):
+                self.scheduling.tallies.edge_counted(message)
             else:
                 post(message)
 

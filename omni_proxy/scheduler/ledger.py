@@ -224,6 +224,7 @@ class Ledger:
         load.fail_times.append(now)
         if len(load.fail_times) < max_fails:
             return False
+        load.ejections += load.ejected_until <= now
         load.ejected_until = now + within_s
         if kind is FailureKind.CONNECT and spec.endpoint:  # behind one address: none of them can be reached
             for other in self._workers.values():

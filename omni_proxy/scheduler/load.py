@@ -43,6 +43,7 @@ class WorkerLoad:
         "decoding",
         "draining",
         "ejected_until",
+        "ejections",
         "fail_times",
         "kv_tokens",
         "last_granted",
@@ -100,6 +101,8 @@ class WorkerLoad:
         self.last_granted = 0
         self.fail_times: list[float] = []
         self.ejected_until = 0.0
+        self.ejections = 0
+        """How often its failures have taken it out."""
 
     def describe(self, spec: WorkerSpec) -> None:
         """Take over a description."""

@@ -81,6 +81,8 @@ class Subscription:
         self.feed = Feed(source.worker, source.rank)
         self.connected = False
         self.strange = 0
+        self.lag_s: float | None = None
+        """How long the last message was on its way."""
         """Messages that are not of three frames with a number."""
         self._post = post
         self._pace = pace
@@ -124,8 +126,13 @@ class Subscription:
                     self.strange += 1
                 else:
                     self._tell(self.feed.hear(number, frames[2]))
+                    self._note_lag()
             if self.feed.wants is not None:
                 self._missed.set()
+
+    def _note_lag(self) -> None:
+        if self.feed.wants is None and self.feed.sent_at is not None:
+            self.lag_s = time.time() - self.feed.sent_at
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         """A connection that breaks or begins may hide another publisher behind the same address."""
@@ -231,7 +238,14 @@ class KvEvents:
     def readings(self) -> list[FeedReading]:
         """How each subscription fares."""
         return [
-            FeedReading(s.source.worker, s.source.rank, s.connected, s.feed.counts, s.feed.translator.unknown_parents)
+            FeedReading(
+                s.source.worker,
+                s.source.rank,
+                s.connected,
+                s.feed.counts,
+                s.feed.translator.unknown_parents,
+                s.lag_s,
+            )
             for s in self.subscriptions()
         ]
 

@@ -200,3 +200,19 @@ async def test_both_fronts_answer_about_everything(running: Running) -> None:
             assert (await client.get(f"{running.url}/v1/models")).json()["data"][0]["id"] == "m"
             assert "omni_requests_total" in (await client.get(f"{running.url}/metrics")).text
             assert (await client.get(f"{running.url}/nowhere")).json()["error"]["code"] == "not_found"
+
+
+async def test_any_front_answers_a_scrape_for_all(running: Running) -> None:
+    count = 6
+    tasks = await _begin(running, count)
+    running.release.set()
+    assert all(await asyncio.gather(*tasks))
+    ended = 'omni_requests_total{endpoint="/v1/chat/completions",error="",outcome="completed"}'
+    async with asyncio.timeout(20):
+        while True:
+            async with httpx.AsyncClient(trust_env=False, timeout=30) as client:  # a connection each: any front
+                text = (await client.get(f"{running.url}/metrics")).text
+            values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+            if float(values[ended]) == count and float(values["omni_itl_seconds_count"]) >= count:
+                break
+            await asyncio.sleep(0.1)
