@@ -44,6 +44,8 @@ COMPILED = (
     "omni_proxy/api/resume_scan.py",
     "omni_proxy/api/resumption.py",
     "omni_proxy/api/sse.py",
+    "omni_proxy/api/timing.py",
+    "omni_proxy/api/trace_context.py",
     "omni_proxy/api/whole.py",
 )
 """The hot path. Structs, pydantic models and subclasses of foreign classes do not compile to what they say: they live

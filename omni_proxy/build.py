@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import re
 import secrets
 import socket
@@ -35,6 +36,7 @@ from omni_proxy.api.registration import create_registration_app
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
 from omni_proxy.api.serving import FrontServer
+from omni_proxy.api.trace_context import TraceContexts
 from omni_proxy.config import Admin, Config, ConfigError, KvCachePolicy, LogFormat, Model, Prewarm, Worker
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.driver import Driver, Watcher
@@ -89,6 +91,7 @@ from omni_proxy.workers.roster import CONFIG, Roster
 from omni_proxy.workers.upstream import Upstreams
 
 if TYPE_CHECKING:
+    from omni_proxy.observe.otel import Spans
     from omni_proxy.replicas.link import Link
 
 logger = logging.getLogger(__name__)
@@ -436,6 +439,9 @@ class Front:
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         if self._counter is not None:
             self.edge.intake.answer_with(LocalAnswers(self._counter), self._answered)
+        self._spans = _spans(config)
+        if config.tracing is not None:
+            self.edge.traces = TraceContexts(config.tracing.share, random.Random(secrets.randbits(128)))
         self._callbacks = _callback_server(config, self.edge)
         self.edge.resume(_resume_rule(config))
         self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
@@ -455,6 +461,8 @@ class Front:
                 self._counter.close()
             if self._log is not None:
                 self._log.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
     def configure(self, config: Config) -> None:
         """Use another config: time limits, connections, access log; certificates are loaded again."""
@@ -498,6 +506,10 @@ class Front:
     def _closed(self, exchange: Exchange, close: Close) -> None:
         if exchange.tenant and close.record.placements:
             self._gate.spent(exchange.tenant, _tokens_used(exchange, close))
+        trace = exchange.trace
+        if trace is not None and self._spans is not None:
+            ids = trace.trace_id, trace.parent_id, trace.span_id
+            self._spans.ended(*ids, close.record, exchange.status or 499, time.monotonic())
         if self._log is not None:
             self._log.write(_ending(exchange, close.error), close.record, time.monotonic())
 
@@ -600,6 +612,18 @@ def check_usable(config: Config) -> None:
     log = _access_log(config)
     if log is not None:
         log.close()
+
+
+def _spans(config: Config) -> Spans | None:
+    """Who makes and sends spans, where the config wants some. Raises ConfigError."""
+    wanted = config.tracing
+    if wanted is None:
+        return None
+    try:
+        from omni_proxy.observe.otel import Spans, exporter
+    except ImportError as exc:
+        raise ConfigError(f"tracing: needs the extra [otel]: pip install 'omni-proxy[otel]' ({exc})") from exc
+    return Spans(wanted.service_name, exporter(wanted.endpoint, wanted.headers, wanted.timeout_s))
 
 
 def _callback_server(config: Config, edge: Edge) -> CallbackServer | None:

@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_children(commands)
     _add_place(commands)
     _add_devices(commands)
+    _add_trace(commands)
     add_operating(commands)
     add_explain(commands)
     _add_deploy(commands)
@@ -226,6 +227,15 @@ def _add_place(commands: argparse._SubParsersAction[_Parser]) -> None:
     place.add_argument("--pattern", type=Path, default=None, metavar="FILE", help="write it as 0/1 array (.npy)")
     place.add_argument("--heatmap", type=Path, default=None, metavar="FILE", help="write heat maps (.html)")
     place.set_defaults(run=_place)
+
+
+def _add_trace(commands: argparse._SubParsersAction[_Parser]) -> None:
+    trace = commands.add_parser("trace", help="save requests' timelines for chrome://tracing or Perfetto")
+    trace.add_argument("id", nargs="?", default=None, metavar="ID", help="an x-request-id (default: the last requests)")
+    trace.add_argument("--url", default="http://127.0.0.1:8000", help="of the gateway (default: %(default)s)")
+    trace.add_argument("--limit", type=_positive, default=200, metavar="N", help="ended requests (default 200)")
+    trace.add_argument("--out", type=Path, default=None, metavar="FILE", help="default: standard output")
+    trace.set_defaults(run=_trace)
 
 
 def _add_devices(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -571,6 +581,12 @@ def _place(options: argparse.Namespace) -> int:
         return run_place(PlaceOptions(**given), print)
     except PlacementError as exc:
         raise ConfigError(str(exc)) from exc
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from omni_proxy.trace_command import run_trace
+
+    return run_trace(options.url, options.id, options.limit, options.out, print)
 
 
 def _devices(options: argparse.Namespace) -> int:

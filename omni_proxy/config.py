@@ -623,6 +623,26 @@ class Prewarm(_Model):
     """The field `priority` of what is sent, for engines that schedule by it; None: none is sent."""
 
 
+def _collector(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+    return url.rstrip("/")
+
+
+class Tracing(_Model):
+    """OpenTelemetry spans of requests, sent to a collector (extra [otel])."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)]
+    """Where it takes OTLP over HTTP, such as http://127.0.0.1:4318; `/v1/traces` is put behind it."""
+    service_name: Annotated[str, Field(min_length=1)] = "omni-proxy"
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of requests whose client brings no trace, so many are traced."""
+    headers: dict[str, str] = {}
+    """Sent to the collector, such as a key."""
+    timeout_s: PositiveSeconds = 10.0
+
+
 class Config(_Model):
     """Everything an operator may set for one gateway."""
 
@@ -653,6 +673,8 @@ class Config(_Model):
     replicas: Replicas | None = None
     """None: this gateway is the only one before its workers."""
     access_log: AccessLog = AccessLog()
+    tracing: Tracing | None = None
+    """None: no spans, and a client's `traceparent` goes on to the workers as it came."""
     record: str | None = None
     """A file for the core's events and effects, for `omni-proxy replay`."""
     timelines: Annotated[int, Field(ge=0)] = 1000

@@ -17,6 +17,7 @@ from omni_proxy.api.http_out import error_json
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.messages import RequestRecord
+from omni_proxy.observe.chrome_trace import chrome_trace
 from omni_proxy.observe.expert_loads import ExpertLoad
 from omni_proxy.observe.experts import experts_json
 from omni_proxy.observe.explain import explain
@@ -91,6 +92,17 @@ def _add_inspection_routes(app: FastAPI, view: View) -> None:
         live = [summary(r, now, offset) for r in view.live()]
         ended = [summary(r, now, offset) for r in view.last(max(0, min(limit, 1000)))]
         return _json(msgspec.json.encode({"live": live, "ended": ended}))
+
+    @app.get("/omni/trace.json", summary="Timelines for chrome://tracing and Perfetto; one request's with ?id=")
+    async def trace(limit: int = 200, id: str | None = None) -> Response:
+        if id is not None:
+            record = view.find(id)
+            if record is None:
+                return _error(ErrorCode.NOT_FOUND, f"No request {id!r} is known (any more).", "id")
+            records = [record]
+        else:
+            records = [*view.live(), *view.last(max(0, min(limit, 10_000)))]
+        return _json(msgspec.json.encode(chrome_trace(records, view.now(), view.wall_offset())))
 
     @app.get("/omni/requests/{request_id}", summary="One request's timeline")
     async def request(request_id: str) -> Response:

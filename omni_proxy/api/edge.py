@@ -25,6 +25,8 @@ from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.resumption import Resumption
 from omni_proxy.api.served import ServedModels
+from omni_proxy.api.timing import DECODE, PREFILL
+from omni_proxy.api.trace_context import TraceContexts
 from omni_proxy.call import Call, append_fields
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import (
@@ -87,6 +89,8 @@ class Edge:
         self.prefix = prefix or secrets.token_hex(4)
         """In front of every rid of this process, so that fronts never collide."""
         self.counted = EdgeCounts()
+        self.traces: TraceContexts | None = None
+        """Begins the trace context of each request; None: there are no traces."""
         self._upstreams = upstreams
         self._count_tokens = count_tokens
         self._limits = limits
@@ -220,6 +224,8 @@ class Edge:
         if upstream is None:
             self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
             return
+        if exchange.timing is not None:
+            exchange.timing.mark(PREFILL)
         self._give_up_kv(exchange)
         asked = self._to_ask(exchange, exchange.call, fresh=True)
         exchange.prefill_pending = peer is not None
@@ -249,6 +255,8 @@ class Edge:
         if upstream is None:
             self.post(LegFailed(lease, Failure(FailureKind.CONNECT, "no such worker")))
             return
+        if exchange.timing is not None:
+            exchange.timing.mark(DECODE)
         prefill = self._upstreams.get(peer) if peer is not None else None
         if peer is None:
             self._give_up_kv(exchange)

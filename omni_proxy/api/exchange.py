@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from omni_proxy.api.foresight import Kept
     from omni_proxy.api.legs import Leg
     from omni_proxy.api.resumption import Resumption
+    from omni_proxy.api.timing import Timing
+    from omni_proxy.api.trace_context import TraceContext
 
 
 _ANTHROPIC: Final = MESSAGES.encode()
@@ -104,7 +106,9 @@ class Exchange:
         "spec",
         "status",
         "tenant",
+        "timing",
         "tokenizing_since",
+        "trace",
         "user_agent",
         "worker_id",
     )
@@ -169,6 +173,10 @@ class Exchange:
         self.kept: Kept | None = None
         """What the client was sent, where the next turn is foreseen from it."""
         self.tokenizing_since: float | None = None
+        self.timing: Timing | None = None
+        """Where the time goes, for a client that asks for it."""
+        self.trace: TraceContext | None = None
+        """Its place in a trace; None: nobody wants to see it there."""
 
     @property
     def leg_call(self) -> Call | None:
@@ -193,6 +201,8 @@ class Exchange:
         if self.renames and status == 200:
             body = renamed(body, self.renames)
         self.bytes_out = len(body)
+        if self.timing is not None:
+            headers = [*headers, self.timing.header()]
         framing = b"content-length: %d\r\n" % len(body)
         head_of = head(status, headers, self.request_id, framing, not self.kept_alive, self.more_headers)
         self.client.write(head_of + body)
@@ -212,6 +222,8 @@ class Exchange:
         self.status = status
         if not self.chunked:
             self.kept_alive = False
+        if self.timing is not None:
+            headers = [*headers, self.timing.header()]
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive, self.more_headers))
 

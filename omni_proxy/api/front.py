@@ -26,6 +26,7 @@ from omni_proxy.api.edge import Edge
 from omni_proxy.api.guard import Guard
 from omni_proxy.api.hot import HotRequest, clean_id, forwarded, tokens_of
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
+from omni_proxy.api.timing import timing_of
 from omni_proxy.api.whole import WholeRequest, read_whole
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
@@ -323,6 +324,9 @@ class FrontProtocol(HttpToolsProtocol):
         hot.body = []
         exchange.kept_alive = hot.keep_alive
         exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer, self._gate.on)
+        exchange.timing = timing_of(exchange.forward)
+        if self._edge.traces is not None:
+            exchange.trace, exchange.forward = self._edge.traces.begin(exchange.forward)
         try:
             if not exchange.path:
                 self._let_in(hot)

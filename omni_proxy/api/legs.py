@@ -20,6 +20,7 @@ from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.resume_scan import scan_of
 from omni_proxy.api.shapes import WITH_USAGE
 from omni_proxy.api.sse import StreamScan, gives_up, read_usage, splice
+from omni_proxy.api.timing import HANDOFF, QUEUE
 from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
 from omni_proxy.messages import (
     DecodeBroke,
@@ -126,6 +127,8 @@ class Leg(ABC):
     def on_end(self) -> None: ...
 
     def on_failure(self, failure: Failure) -> None:
+        if self.exchange.timing is not None:
+            self.exchange.timing.mark(QUEUE)
         self._ended(LegFailed(self.lease, failure))
 
     def cut(self, failure: Failure) -> None:
@@ -190,6 +193,8 @@ class PrefillLeg(Leg):
         exchange.handoff_from = self.lease.worker
         exchange.prefill_cached = answer.usage.cached_tokens
         exchange.prefill_pending = False
+        if exchange.timing is not None:
+            exchange.timing.mark(HANDOFF)
         self._ended(PrefillDone(self.lease, answer.handoff is not None, usage=answer.usage))
         for other in list(exchange.legs.values()):
             other.prefill_answered()
