@@ -15,6 +15,8 @@ from prometheus_client.core import Metric
 
 from omni_proxy.build import Gateway
 from omni_proxy.config import parse
+from omni_proxy.flow.prewarming import PrewarmCounts
+from omni_proxy.observe.prewarming import PrewarmMetrics
 from omni_proxy.observe.replicas import ReplicaMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +47,11 @@ async def shown() -> Shown:
     """Type and labels of every family of a gateway with all its parts."""
     gateway = Gateway(parse({"workers": []}, "test"))
     try:
-        families: list[Metric] = [*gateway.scheduling.registry.collect(), *ReplicaMetrics(Alone()).collect()]
+        families: list[Metric] = [
+            *gateway.scheduling.registry.collect(),
+            *ReplicaMetrics(Alone()).collect(),
+            *PrewarmMetrics(PrewarmCounts).collect(),
+        ]
     finally:
         await gateway.scheduling.close()
         gateway.front.upstreams.close()
