@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "kernels" / "omni_kernels" / "cpu"))
 import build as kernels  # noqa: E402  (kernels/omni_kernels/cpu/build.py, standard library only)
 
 COMPILED = (
+    "omni_proxy/call.py",
     "omni_proxy/core.py",
     "omni_proxy/flow/*.py",
     "omni_proxy/driver.py",
@@ -29,6 +30,7 @@ COMPILED = (
     "omni_proxy/observe/tallies.py",
     "omni_proxy/observe/timelines.py",
     "omni_proxy/workers/answer.py",
+    "omni_proxy/workers/connectors/fields.py",
     "omni_proxy/workers/head.py",
     "omni_proxy/workers/http.py",
     "omni_proxy/workers/upstream.py",

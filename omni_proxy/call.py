@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw
 
+from omni_proxy.call_shapes import Call, Chat, Completion, Fields, MediaItem, Message, Messages, OneStep, Responses
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.internals import NESTS, without_nested
 from omni_proxy.multipart import model_in_form
+
+__all__ = ["Call", "Fields", "MediaItem"]
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -57,128 +60,18 @@ INTERNAL_FIELDS: Final = frozenset(
 )
 """Fields with which workers talk about KV: never taken from a client."""
 
-Fields = dict[str, Raw]
-
-
-_INT64: Final = 2**63 - 1
-"""Numbers that the core hears of travel between processes."""
-
-
-class _Message(Struct):
-    role: str
-    content: Raw = Raw(b"null")
-
-
-class _Shared(Struct):
-    """The fields that the gateway itself reads or vouches for, of either endpoint; all others pass unread."""
-
-    model: Annotated[str, Meta(min_length=1)]
-    stream: bool | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=_INT64)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
-    n: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
-    priority: Annotated[int, Meta(ge=-_INT64, le=_INT64)] | None = None
-    ttft_target_s: Annotated[float, Meta(gt=0, le=1e6)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(ge=0)] | None = None
-    stop: str | list[str] | None = None
-    stream_options: _StreamOptions | None = None
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    logprob_start_len: int | None = None
-    """SGLang's: log-probabilities from this token of the prompt on; below 0: of the answer only."""
-    use_beam_search: bool | None = None
-
-
-class _StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
-class _Chat(_Shared, kw_only=True):
-    messages: Annotated[list[_Message], Meta(min_length=1)]
-
-
-class _Messages(_Chat, kw_only=True):
-    """Anthropic's shape."""
-
-
-class _Responses(_Shared, kw_only=True):
-    input: str | Annotated[list[Raw], Meta(min_length=1)]
-    max_output_tokens: Annotated[int, Meta(ge=1, le=_INT64)] | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
-
-
-class _Completion(_Shared, kw_only=True):
-    prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
-
 
 _LIST: Final = ord("[")
 _TOP = msgspec.json.Decoder(Fields)
-_CHAT = msgspec.json.Decoder(_Chat)
-_COMPLETION = msgspec.json.Decoder(_Completion)
-_OTHERS: Final[dict[str, msgspec.json.Decoder[_Messages] | msgspec.json.Decoder[_Responses]]] = {
-    MESSAGES: msgspec.json.Decoder(_Messages),
-    RESPONSES: msgspec.json.Decoder(_Responses),
+_CHAT = msgspec.json.Decoder(Chat)
+_COMPLETION = msgspec.json.Decoder(Completion)
+_OTHERS: Final[dict[str, msgspec.json.Decoder[Messages] | msgspec.json.Decoder[Responses]]] = {
+    MESSAGES: msgspec.json.Decoder(Messages),
+    RESPONSES: msgspec.json.Decoder(Responses),
 }
 _NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
-
-
-class MediaItem(Struct, frozen=True):
-    """An image or a sound: the part of the message as JSON, and the name of what it shows."""
-
-    part: bytes
-    name: str
-
-    @property
-    def size(self) -> int:
-        """Bytes of the body that it takes."""
-        return len(self.part)
-
-
-class Call(Struct):
-    """One client call as the gateway understands it. `body` and `fields` are what the client sent."""
-
-    path: str
-    body: bytes
-    fields: Fields
-    model: str
-    stream: bool = False
-    max_tokens: int | None = None
-    priority: int = 0
-    ttft_target_s: float | None = None
-    """How soon the client wants the first token; a field of ours, which workers ignore."""
-    wants_usage: bool = False
-    """The client asked for usage in its stream."""
-    prompts: int = 1
-    samples: int = 1
-    asked: str = ""
-    """What the client called the model, where that was looked up."""
-    thinking: bool = False
-    """The model should think before it answers: such answers are long."""
-    whole: bool = False
-    """Must be computed by one worker: several answers, or an answer about the prompt itself."""
-    whole_because: str | None = None
-    """The field that asks for that."""
-    parts: int = 1
-    """So many answers of one prompt each would serve it as well; 1: it cannot be divided."""
-    tampered: bool = False
-    """The client sent internal fields; they must not reach a worker."""
-    form: bool = False
-    """The body is a multipart form and passes as it is, under the client's own content type."""
-    content_type: bytes = b""
-    """Of a form."""
-    prompt_bytes: int | None = None
-    """How much of the body is text to be computed; None: all of it."""
-    has_parts: bool = False
-    """A message's content is a list of parts, not one text."""
-    media: tuple[MediaItem, ...] = ()
-    """Images and sound in its messages."""
-    token_ids: bytes = b""
-    """The prompt's token ids as JSON, where it was text and workers are to get them."""
 
 
 def parse_call(path: str, body: bytes) -> Call:
@@ -198,7 +91,7 @@ def _parse_generating(path: str, body: bytes) -> Call:
         raise _wrong_field(str(exc), body) from exc
     except _NOT_JSON as exc:
         raise _invalid_json(exc) from exc
-    prompts = _count_prompts(shown.prompt) if isinstance(shown, _Completion) else 1
+    prompts = _count_prompts(shown.prompt) if isinstance(shown, Completion) else 1
     if shown.max_tokens == 0 and shown.echo is not True:
         raise Rejected(ErrorCode.INVALID_VALUE, "'max_tokens' must be at least 1.", "max_tokens")
     stream, options = shown.stream is True, shown.stream_options
@@ -219,12 +112,12 @@ def _parse_generating(path: str, body: bytes) -> Call:
         whole=because is not None,
         whole_because=because,
         parts=prompts * samples if because is not None and _divides(shown) else 1,
-        has_parts=isinstance(shown, _Chat) and _has_parts(shown.messages),
+        has_parts=isinstance(shown, Chat) and _has_parts(shown.messages),
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
     )
 
 
-_Shown = _Chat | _Completion | _Messages | _Responses
+_Shown = Chat | Completion | Messages | Responses
 
 
 def _decode(path: str, body: bytes) -> tuple[_Shown, Fields]:
@@ -240,14 +133,14 @@ def _decode(path: str, body: bytes) -> tuple[_Shown, Fields]:
     return shown, _TOP.decode(body)
 
 
-def _has_parts(messages: list[_Message]) -> bool:
+def _has_parts(messages: list[Message]) -> bool:
     """Is there a content that begins as a list does? Looked at without a copy: contents are large."""
     return any(memoryview(message.content)[0] == _LIST for message in messages)
 
 
 def _cap(shown: _Shown) -> int | None:
     """The most tokens that the answer may have."""
-    if isinstance(shown, _Responses):
+    if isinstance(shown, Responses):
         return shown.max_output_tokens
     return shown.max_completion_tokens or shown.max_tokens
 
@@ -258,13 +151,13 @@ def _why_whole(shown: _Shown, samples: int, prompts: int) -> str | None:
         return "n" if (shown.n or 1) > 1 else "best_of"
     if prompts > 1:
         return "prompt"
-    if isinstance(shown, _Responses) and (shown.background or shown.previous_response_id is not None):
+    if isinstance(shown, Responses) and (shown.background or shown.previous_response_id is not None):
         return "background" if shown.background else "previous_response_id"
     return _about_the_prompt(shown)
 
 
 def _about_the_prompt(shown: _Shown) -> str | None:
-    if shown.echo is True and isinstance(shown, _Completion):
+    if shown.echo is True and isinstance(shown, Completion):
         return "echo"
     if shown.use_beam_search is True:
         return "use_beam_search"
@@ -301,12 +194,7 @@ def _wrong_field(message: str, body: bytes) -> Rejected:
     return Rejected(ErrorCode.INVALID_VALUE, f"'{place[1]}' is not valid: {rule}; got {text}.", place[1])
 
 
-class _OneStep(Struct):
-    model: Annotated[str, Meta(min_length=1)] | None = None
-    stream: bool | None = None
-
-
-_ONE_STEP = msgspec.json.Decoder(_OneStep)
+_ONE_STEP = msgspec.json.Decoder(OneStep)
 
 
 def _parse_one_step(path: str, body: bytes) -> Call:
@@ -347,7 +235,7 @@ def _count_prompts(prompt: str | list[int | str | list[int]]) -> int:
 _KEYS: Final = {
     name: msgspec.json.encode(name) + b":"
     for name in (
-        *(field.encode_name for shape in (_Chat, _Completion, _Responses) for field in msgspec.structs.fields(shape)),
+        *(field.encode_name for shape in (Chat, Completion, Responses) for field in msgspec.structs.fields(shape)),
         *INTERNAL_FIELDS,
         *("usage", "choices", "prompt_tokens_details", "cached_tokens", "ignore_eos", "seed", "top_k", "tools"),
     )

@@ -11,19 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from omni_proxy.call import CHAT, COMPLETIONS, INTERNAL_FIELDS, MESSAGES, RESPONSES, Call
 
+_NONE: Final[Mapping[str, bytes]] = {}
 
-class LegFields(Struct, frozen=True):
-    """What becomes of a body's fields. Values are JSON."""
 
-    drop: frozenset[str] = frozenset()
-    cap: dict[str, bytes] = {}
-    """Set where the client sent the field."""
-    force: dict[str, bytes] = {}
-    """Set in any case."""
+class LegFields:
+    """What becomes of a body's fields. Values are JSON. `cap`: where the client sent the field; `force`: always."""
+
+    __slots__ = ("cap", "drop", "force")
+
+    def __init__(
+        self, drop: frozenset[str] = frozenset(), cap: Mapping[str, bytes] = _NONE, force: Mapping[str, bytes] = _NONE
+    ) -> None:
+        self.drop = drop
+        self.cap = dict(cap)
+        self.force = dict(force)
 
     def of(self, call: Call) -> dict[str, bytes | Raw]:
         """The client's fields under these rules, in the client's order."""
