@@ -33,7 +33,11 @@ class LegFields:
     def of(self, call: Call) -> dict[str, bytes | Raw]:
         """The client's fields under these rules, in the client's order."""
         drop, cap = self.drop, self.cap
-        kept: dict[str, bytes | Raw] = {k: cap.get(k, v) for k, v in call.fields.items() if k not in drop}
+        kept: dict[str, bytes | Raw] = {}
+        for name, value in call.fields.items():
+            if name not in drop:
+                fixed = cap.get(name)
+                kept[name] = value if fixed is None else fixed
         kept.update(self.force)
         return kept
 
