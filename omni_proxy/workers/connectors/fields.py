@@ -35,9 +35,10 @@ class LegFields:
         drop, cap = self.drop, self.cap
         kept: dict[str, bytes | Raw] = {}
         for name, value in call.fields.items():
-            if name not in drop:
-                fixed = cap.get(name)
-                kept[name] = value if fixed is None else fixed
+            if name in cap:
+                kept[name] = cap[name]
+            elif name not in drop:
+                kept[name] = value
         kept.update(self.force)
         return kept
 
