@@ -18,7 +18,7 @@ def test_a_comparison_has_a_row_for_each(tmp_path: Path) -> None:
     lines: list[str] = []
     compare(trace, 0.9, "cold", None, True, lines.append)
     assert [line.split("  ")[0] for line in lines[2:5]] == ["match-ratio", "least-requests", "omni-proxy"]
-    assert any(line.startswith("prefix-blind") for line in lines)
+    assert any(line.startswith("prefixes not followed") for line in lines)
 
 
 @pytest.mark.slow

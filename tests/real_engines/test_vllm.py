@@ -181,7 +181,7 @@ def test_aliases(cluster: Cluster) -> None:
 
 
 def test_several_answers_come_from_one_worker(cluster: Cluster) -> None:
-    asked = body(COMPLETIONS, words(next(SEEDS)), n=2, temperature=1, seed=7)  # vLLM refuses several greedy ones
+    asked = body(COMPLETIONS, words(next(SEEDS)), n=2, temperature=1, seed=7)
     sources = Sources(cluster)
     answer = cluster.gateway.post(COMPLETIONS, asked)
     timeline = cluster.gateway.timeline(answer)
@@ -199,7 +199,9 @@ def test_tools_that_must_be_called(cluster: Cluster, choice: object) -> None:
     handed_over(sources, cluster.gateway.timeline(answer))
     (call,) = answer.json()["choices"][0]["message"].get("tool_calls") or [answer.text]
     assert call["function"]["name"] == "look_up"
-    assert json.loads(call["function"]["arguments"])["animal"] in ("fox", "hare")
+    # vLLM's hermes parser does not hold the arguments to their schema; asked alone, it says the same.
+    (alone,) = cluster["d1"].post(CHAT, asked).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == alone["function"]
 
 
 def test_json_of_a_schema(cluster: Cluster) -> None:
