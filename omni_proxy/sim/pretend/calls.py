@@ -110,6 +110,8 @@ def _tokens(request: _Chat | _Completion) -> array[int]:
 
 def _check_length(prompt: int, limit: int | None, options: PretendOptions) -> None:
     longest = options.model.max_model_len
+    if limit is not None and limit < 1:
+        raise ApiError(400, f"max_tokens: must be at least 1, got {limit}", "max_tokens")
     if prompt >= longest or (limit is not None and prompt + limit > longest):
         asked = f"{prompt} prompt tokens" + (f" and max_tokens {limit}" if limit is not None else "")
         raise ApiError(400, f"This model's maximum context length is {longest} tokens; got {asked}.", "prompt")
