@@ -68,7 +68,7 @@ class Spans:
     def close(self) -> None:
         """Send what is left."""
         self._batches.force_flush(SHUTDOWN_MS)
-        self._batches.shutdown()  # type: ignore[no-untyped-call]
+        self._batches.shutdown()
 
     def _send(
         self,
