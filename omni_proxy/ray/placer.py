@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,8 @@ from omni_proxy.deploy.engines import command, environment, kv_ports, worker_ent
 from omni_proxy.ray import guard, host
 from omni_proxy.ray.pools import Plan, Planned
 from omni_proxy.ray.wire import Fault, Lost, Message, Serving, Starting, Waiting
+
+_REACH_S: Final = 5.0
 
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_S: Final = 30.0
@@ -84,6 +87,7 @@ async def _place(tell: Callable[[Message], None]) -> None:
 def _connect(plan: Plan) -> None:
     local = plan.address == "local"
     try:
+        _reach(plan.address)
         ray.init(
             address=plan.address,
             namespace=plan.namespace,
@@ -94,6 +98,13 @@ def _connect(plan: Plan) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as exc:
         reason = str(exc).strip().splitlines()[0]
         raise ExceptionGroup("", [Failed(f"no Ray cluster at {plan.address!r}: {reason}")]) from exc
+
+
+def _reach(address: str) -> None:
+    """Ray itself asks for a minute where nobody listens. Raises OSError."""
+    host_name, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in address:
+        socket.create_connection((host_name.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
 class Placer:
