@@ -23,29 +23,23 @@ from zlib import crc32
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from omni_proxy.access.gate import Allowance, Gate
-from omni_proxy.access.keys import read_hash
+from omni_proxy.access.gate import Gate
 from omni_proxy.access.shared import Counts
 from omni_proxy.api.admin import AdminServer, create_admin_app
 from omni_proxy.api.admin_workers import add_worker_routes
 from omni_proxy.api.app import create_app, worker_json
-from omni_proxy.api.callbacks import CallbackServer
-from omni_proxy.api.edge import Edge, EdgeLimits
+from omni_proxy.api.edge import Edge
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.registration import create_registration_app
-from omni_proxy.api.resumable import ResumeRule
-from omni_proxy.api.served import ServedModel, ServedModels, with_aliases
+from omni_proxy.api.served import with_aliases
 from omni_proxy.api.serving import FrontServer
 from omni_proxy.api.trace_context import TraceContexts
-from omni_proxy.config import Admin, Config, ConfigError, KvCachePolicy, LogFormat, Model, Prewarm, Worker
-from omni_proxy.core import Core, CoreSettings
+from omni_proxy.config import Admin, Config, ConfigError, Worker
+from omni_proxy.core import Core
 from omni_proxy.driver import Driver, Watcher
 from omni_proxy.errors import Rejected
-from omni_proxy.flow.prewarm_settings import PrewarmSettings
 from omni_proxy.flow.settings import fields_of
-from omni_proxy.lifecycle.retries import RetryPolicy
 from omni_proxy.messages import Close, Event, Reconfigured, RequestRecord, Role
-from omni_proxy.observe.access_log import AccessLog
 from omni_proxy.observe.audit import Audit
 from omni_proxy.observe.discovery import DiscoveryMetrics
 from omni_proxy.observe.edge_news import EdgeNews
@@ -55,27 +49,39 @@ from omni_proxy.observe.log_lines import Ending
 from omni_proxy.observe.metrics import Live, Metrics
 from omni_proxy.observe.prefixes import PrefixMetrics
 from omni_proxy.observe.prewarming import PrewarmMetrics
-from omni_proxy.observe.recorder import Recorder
 from omni_proxy.observe.replicas import ReplicaMetrics
 from omni_proxy.observe.tallies import Tallies
 from omni_proxy.observe.timelines import Timelines
-from omni_proxy.prompts.chat_template import ChatTemplateError
-from omni_proxy.prompts.text_tokenizer import TokenizerError
+from omni_proxy.parts import (
+    access_log,
+    announcing,
+    callback_server,
+    check_worker_tls,
+    connections,
+    core_settings,
+    edge_limits,
+    own_addresses,
+    prewarm_of,
+    prewarm_priority,
+    recorder,
+    report_end,
+    resume_rule,
+    served_models,
+    server_tls,
+    spans,
+    tenants,
+    token_counter,
+)
 from omni_proxy.reload import Reloads, reload_whenever
-from omni_proxy.scheduler.admission import Admission
 from omni_proxy.scheduler.load import WorkerLoad
-from omni_proxy.scheduler.settings import LengthBucket, SchedulingSettings
-from omni_proxy.tls import ServerFiles, ServerTls, TlsError, client_context
 from omni_proxy.token_routes import LocalAnswers
-from omni_proxy.tokenizer import PromptTokenizer, TokenCounter, TokenCounters
 from omni_proxy.ui.feed import Feed
 from omni_proxy.ui.points import Limits as PageLimits
 from omni_proxy.ui.routes import create_router, is_open
 from omni_proxy.ui.sampler import Sampler, Sources, Watched
-from omni_proxy.workers.announcements import AnnouncedWorkers
 from omni_proxy.workers.changes import Changes
 from omni_proxy.workers.control import ControlResult, control
-from omni_proxy.workers.described import client_files, dp_size, rank_names
+from omni_proxy.workers.described import dp_size, rank_names
 from omni_proxy.workers.discovery.finder import Finder, SourceState
 from omni_proxy.workers.discovery.registered import RegisteredSource
 from omni_proxy.workers.discovery.sources import discovery_sources
@@ -91,47 +97,13 @@ from omni_proxy.workers.roster import CONFIG, Roster
 from omni_proxy.workers.upstream import Upstreams
 
 if TYPE_CHECKING:
-    from omni_proxy.observe.otel import Spans
     from omni_proxy.replicas.link import Link
 
 logger = logging.getLogger(__name__)
 
 
-def core_settings(config: Config) -> CoreSettings:
-    """The core's share of a config."""
-    limits = config.limits
-    scheduling = config.scheduling.model_dump() | {"order": config.scheduling.order.value}
-    modes = {m.name: m.schedule_mode.value for m in config.models if m.schedule_mode is not None}
-    below = {m.name: m.aggregate_below_tokens for m in config.models if m.aggregate_below_tokens is not None}
-    scheduling["length_buckets"] = tuple(LengthBucket(**bucket) for bucket in scheduling["length_buckets"])
-    return CoreSettings(
-        scheduling=SchedulingSettings(**scheduling, model_modes=modes, model_aggregate_below_tokens=below),
-        schedule_mode=config.schedule_mode.mode,
-        prefix_aware=config.kv_cache_policy is KvCachePolicy.APC,
-        queue_timeout_s=limits.queue_timeout_s,
-        no_worker_timeout_s=limits.no_worker_timeout_s,
-        admission=Admission(limits.max_waiting_requests, limits.max_waiting_tokens),
-        retries=RetryPolicy(config.retries.max),
-        max_fails=config.health.max_fails,
-        fail_timeout_s=config.health.fail_timeout_s,
-        prewarm=_prewarm_settings(config),
-    )
-
-
 RELOAD_S = 10.0
 """So long an operator's call waits for the config to be loaded again."""
-
-
-def _prewarm(config: Config) -> Prewarm | None:
-    wanted = config.prewarm
-    if isinstance(wanted, bool):
-        return Prewarm() if wanted else None
-    return wanted
-
-
-def _prewarm_settings(config: Config) -> PrewarmSettings | None:
-    wanted = _prewarm(config)
-    return None if wanted is None else PrewarmSettings(**wanted.model_dump(exclude={"priority"}))
 
 
 class Scheduling:
@@ -139,7 +111,7 @@ class Scheduling:
 
     def __init__(self, config: Config) -> None:
         self.draining = False
-        self._aliases = _served(config).aliases()
+        self._aliases = served_models(config).aliases()
         name = _replica_name(config)
         settings = replace(core_settings(config), seed=crc32(name.encode()))
         self.core = core = Core(settings)
@@ -148,7 +120,7 @@ class Scheduling:
         self.metrics = Metrics(Live(core.workers, core.waiting, core.live_count), self.tallies)
         self.kv_events = KvEvents(self.post) if core.caches is not None else None
         self.prefixes = PrefixMetrics(lambda: core.caches, self.kv_events)
-        self.recorder = _recorder(config, settings)
+        self.recorder = recorder(config, settings)
         recorders = [self.recorder] if self.recorder is not None else []
         watched = Watched()
         watchers: list[Watcher] = [self.tallies, self.timelines, self.prefixes, watched]
@@ -160,18 +132,18 @@ class Scheduling:
         self.roster = Roster(config.workers, lambda workers: changes.use(orders.applied(workers)))
         share = None if self.replicas is None else self.replicas.order
         self.operations = Operations(
-            self.roster, orders, core.workers, _own_addresses(config), share, networks=config.discovery.networks
+            self.roster, orders, core.workers, own_addresses(config), share, networks=config.discovery.networks
         )
         self._hearing: set[asyncio.Task[None]] = set()
-        self._announcing = _announcing(config, self.roster)
-        own, registering = _own_addresses(config), config.discovery.registration
+        self._announcing = announcing(config, self.roster)
+        own, registering = own_addresses(config), config.discovery.registration
         self._discovery = config.discovery
         self._registered = registered = None if registering is None else RegisteredSource(registering.expire_s, own)
         self.registration = _registration(config, registered)
         sources = discovery_sources(config.discovery, registered)
         self.finder = Finder(sources, self.roster.set, own, config.discovery.networks)
         self._finding = asyncio.create_task(self.finder.run(), name="discovery")
-        self._finding.add_done_callback(_report_end)
+        self._finding.add_done_callback(report_end)
         if self.kv_events is not None:
             self.membership.on_described(self._described)
             self.membership.on_change(self.kv_events.keep)
@@ -179,7 +151,7 @@ class Scheduling:
         every_s = config.health.experts_interval_s
         self._experts = ExpertReader(self.membership.counting_experts, self.expert_loads.read, every_s)
         self._reading_experts = asyncio.create_task(self._experts.run(), name="expert counters")
-        self._reading_experts.add_done_callback(_report_end)
+        self._reading_experts.add_done_callback(report_end)
         self.membership.on_change(lambda _: self.expert_loads.keep(self.membership.names()))
         self.registry = registry = CollectorRegistry()
         registry.register(self.metrics)
@@ -200,7 +172,7 @@ class Scheduling:
     def configure(self, config: Config) -> None:
         """Use another config: limits, scheduling, members and how they are probed. Who has to leave drains first."""
         self.driver.post(Reconfigured(fields_of(core_settings(config))))
-        self._aliases = _served(config).aliases()
+        self._aliases = served_models(config).aliases()
         self.membership.probe_as(config.health)
         self._experts.interval_s = config.health.experts_interval_s
         self.roster.set(CONFIG, config.workers)
@@ -428,24 +400,24 @@ class Front:
     ) -> None:
         check_worker_tls(config)
         self._gate = Gate(counts or Counts())
-        self._gate.use(config.access.asks_for_keys, _tenants(config))
+        self._gate.use(config.access.asks_for_keys, tenants(config))
         self._config = config
-        self.upstreams = Upstreams(*_connections(config))
+        self.upstreams = Upstreams(*connections(config))
         self._count_rejected = rejected
         self._counted = counted
-        self._log = _access_log(config)
-        self._counter = _token_counter(config, post, lambda seconds: self.edge.counted.tokenized(seconds))
-        limits, served = _edge_limits(config), _served(config)
+        self._log = access_log(config)
+        self._counter = token_counter(config, post, lambda seconds: self.edge.counted.tokenized(seconds))
+        limits, served = edge_limits(config), served_models(config)
         self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
         if self._counter is not None:
             self.edge.intake.answer_with(LocalAnswers(self._counter), self._answered)
-        self._spans = _spans(config)
+        self._spans = spans(config)
         if config.tracing is not None:
             self.edge.traces = TraceContexts(config.tracing.share, random.Random(secrets.randbits(128)))
-        self._callbacks = _callback_server(config, self.edge)
-        self.edge.resume(_resume_rule(config))
-        self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
-        self._server = FrontServer(config, self.edge, self._gate, app, self._upkeep, _server_tls(config))
+        self._callbacks = callback_server(config, self.edge)
+        self.edge.resume(resume_rule(config))
+        self.edge.foresee(prewarm_of(config) is not None, prewarm_priority(config))
+        self._server = FrontServer(config, self.edge, self._gate, app, self._upkeep, server_tls(config))
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve on a listening socket until `stop`, then drain; `force` ends that early."""
@@ -469,17 +441,17 @@ class Front:
         if config.access_log != self._config.access_log:
             self._change_log(config)
         self._config = config
-        self._gate.use(config.access.asks_for_keys, _tenants(config))
-        self.upstreams.configure(*_connections(config))
-        self.edge.limit(_edge_limits(config))
-        self.edge.intake.serve(_served(config))
-        self.edge.resume(_resume_rule(config))
-        self.edge.foresee(_prewarm(config) is not None, _prewarm_priority(config))
+        self._gate.use(config.access.asks_for_keys, tenants(config))
+        self.upstreams.configure(*connections(config))
+        self.edge.limit(edge_limits(config))
+        self.edge.intake.serve(served_models(config))
+        self.edge.resume(resume_rule(config))
+        self.edge.foresee(prewarm_of(config) is not None, prewarm_priority(config))
         self._server.configure(config)
 
     def _change_log(self, config: Config) -> None:
         try:
-            opened = _access_log(config)
+            opened = access_log(config)
         except ConfigError as exc:
             logger.error("%s; the old access log stays", exc)
             return
@@ -565,16 +537,6 @@ class Gateway:
         self.scheduling.draining = True
 
 
-def _tenants(config: Config) -> dict[str, tuple[Allowance, list[bytes]]]:
-    return {
-        name: (
-            Allowance(name, tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent),
-            [read_hash(key) for key in tenant.keys],
-        )
-        for name, tenant in config.access.tenants.items()
-    }
-
-
 STREAM_BYTES_PER_TOKEN = 150
 """For answers that ended before anybody counted their tokens: a stream's event is about as long."""
 
@@ -584,173 +546,6 @@ def _tokens_used(exchange: Exchange, close: Close) -> int:
     if answer is None:
         answer = exchange.bytes_out // STREAM_BYTES_PER_TOKEN if close.record.stream else 0
     return close.record.prompt_tokens + answer
-
-
-def _edge_limits(config: Config) -> EdgeLimits:
-    timeouts = config.timeouts
-    return EdgeLimits(timeouts.first_byte_s, timeouts.inter_chunk_s, timeouts.client_send_s)
-
-
-def _resume_rule(config: Config) -> ResumeRule:
-    on = config.resume
-    return ResumeRule(on) if isinstance(on, bool) else ResumeRule(models=frozenset(on))
-
-
-def _prewarm_priority(config: Config) -> int | None:
-    wanted = _prewarm(config)
-    return None if wanted is None else wanted.priority
-
-
-def _connections(config: Config) -> tuple[float, int, float]:
-    return config.keepalive.idle_s, config.keepalive.max_idle, config.timeouts.connect_s
-
-
-def check_usable(config: Config) -> None:
-    """Raise ConfigError where what a config names cannot be used: certificates, sources of workers, the access log."""
-    check_certificates(config)
-    discovery_sources(config.discovery, None)
-    log = _access_log(config)
-    if log is not None:
-        log.close()
-
-
-def _spans(config: Config) -> Spans | None:
-    """Who makes and sends spans, where the config wants some. Raises ConfigError."""
-    wanted = config.tracing
-    if wanted is None:
-        return None
-    try:
-        from omni_proxy.observe.otel import Spans, exporter
-    except ImportError as exc:
-        raise ConfigError(f"tracing: needs the extra [otel]: pip install 'omni-proxy[otel]' ({exc})") from exc
-    return Spans(wanted.service_name, exporter(wanted.endpoint, wanted.headers, wanted.timeout_s))
-
-
-def _callback_server(config: Config, edge: Edge) -> CallbackServer | None:
-    wanted = config.callbacks
-    if wanted is None:
-        return None
-    host = wanted.listen_host or wanted.host
-    try:
-        server = CallbackServer(edge.asked, host, wanted.port, wanted.host)
-    except OSError as exc:
-        raise ConfigError(f"callbacks: cannot listen on {host}:{wanted.port}: {exc.strerror or exc}") from exc
-    edge.callback_url = server.url
-    return server
-
-
-def _announcing(config: Config, roster: Roster) -> asyncio.Task[None] | None:
-    """Listens to workers that announce themselves, where the config says so."""
-    wanted = config.announcements
-    if wanted is None:
-        return None
-    try:
-        announced = AnnouncedWorkers(wanted, lambda workers: roster.set("announcements", workers))
-    except OSError as exc:
-        raise ConfigError(f"announcements: cannot listen on {wanted.listen}: {exc.strerror or exc}") from exc
-    task = asyncio.create_task(announced.run(), name="announcements")
-    task.add_done_callback(_report_end)
-    return task
-
-
-def _own_addresses(config: Config) -> list[tuple[str, int]]:
-    """Under which a source might name this very gateway."""
-    hosts = {config.listen.host, "127.0.0.1", "::1", "localhost", socket.gethostname()}
-    with contextlib.suppress(OSError):
-        hosts.update(str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None))
-    return [(host, config.listen.port) for host in sorted(hosts)]
-
-
-def _report_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.error("%s have ended", task.get_name(), exc_info=task.exception())
-
-
-def _recorder(config: Config, settings: CoreSettings) -> Recorder | None:
-    if config.record is None:
-        return None
-    try:
-        return Recorder(config.record, settings)
-    except OSError as exc:
-        raise ConfigError(f"record: cannot open {config.record}: {exc.strerror}") from exc
-
-
-def _access_log(config: Config) -> AccessLog | None:
-    log = config.access_log
-    if log.path is None:
-        return None
-    try:
-        return AccessLog(log.path, log.format is LogFormat.COMBINED)
-    except OSError as exc:
-        raise ConfigError(f"access_log.path: cannot open {log.path}: {exc.strerror}") from exc
-
-
-def _server_tls(config: Config) -> ServerTls | None:
-    tls = config.listen.tls
-    if tls is None:
-        return None
-    certificate, key, client_ca = (None if p is None else str(p) for p in (tls.certificate, tls.key, tls.client_ca))
-    assert certificate is not None
-    try:
-        return ServerTls(ServerFiles(certificate, key, client_ca))
-    except TlsError as exc:
-        raise ConfigError(f"listen.tls: {exc}") from exc
-
-
-def check_certificates(config: Config) -> None:
-    """Raise ConfigError where certificates or keys that a config names cannot be loaded."""
-    check_worker_tls(config)
-    _server_tls(config)
-
-
-def check_worker_tls(config: Config) -> None:
-    """Raise ConfigError where the certificates for a worker cannot be loaded."""
-    for worker in config.workers:
-        files = client_files(worker)
-        try:
-            if files is not None:
-                client_context(files)
-        except TlsError as exc:
-            raise ConfigError(f"worker {worker.name}: tls: {exc}") from exc
-
-
-def _token_counter(
-    config: Config, post: Callable[[Event], None], took: Callable[[float], None]
-) -> TokenCounters | None:
-    """A counter for each model that has a folder; one for all others, if they have."""
-    if config.kv_cache_policy is KvCachePolicy.INDEPENDENT:
-        return None
-    named = [
-        (name, _one_counter(m, f"model {m.name}", post, took)) for m in config.models for name in (m.name, *m.adapters)
-    ]
-    counters = {name: counter for name, counter in named if counter is not None}
-    others = _one_counter(config.model, "model", post, took)
-    return TokenCounters(counters, others) if counters or others else None
-
-
-def _one_counter(
-    model: Model, place: str, post: Callable[[Event], None], took: Callable[[float], None]
-) -> TokenCounter | None:
-    if model.path is None:
-        return None
-    try:
-        tokenizer = PromptTokenizer.load(model.path, frozenset(model.adapters))
-        return TokenCounter(tokenizer, post, model.send_token_ids, took)
-    except (TokenizerError, ChatTemplateError) as exc:
-        raise ConfigError(f"{place}.path: {exc}") from exc
-
-
-def _served(config: Config) -> ServedModels:
-    """The models as clients see them; an adapter is a model of its own."""
-    models: list[ServedModel] = []
-    for m in config.models:
-        thinking = m.thinking
-        for name in (m.name, *m.adapters):
-            aliases = m.aliases if name == m.name else ()
-            models.append(
-                ServedModel(name, aliases, m.priority, thinking.default, thinking.budget_tokens, m.path is not None)
-            )
-    return ServedModels(models, config.model.path is not None)
 
 
 def _ending(exchange: Exchange, error: str | None) -> Ending:

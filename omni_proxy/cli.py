@@ -420,7 +420,8 @@ def run_serve(config: Config, path: Path) -> int:
 
 async def _serve_until_stopped(config: Config, path: Path) -> None:
     from omni_proxy.api.serving import calm_collector, listening_socket, on_signals, stop_signals
-    from omni_proxy.build import Gateway, check_usable
+    from omni_proxy.build import Gateway
+    from omni_proxy.parts import check_usable
     from omni_proxy.reload import Reloads
 
     listen, asked = config.listen, asyncio.Event()
@@ -442,7 +443,7 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from omni_proxy.build import check_certificates
+    from omni_proxy.parts import check_certificates
     from omni_proxy.reload import needs_restart
 
     config = load(options.config)
@@ -531,14 +532,14 @@ def _import_nginx(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from omni_proxy.build import core_settings
+    from omni_proxy.parts import core_settings
     from omni_proxy.sim.commands import simulate
 
     return simulate(options, core_settings, print)
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from omni_proxy.build import core_settings
+    from omni_proxy.parts import core_settings
     from omni_proxy.sim.plan_command import run_plan
 
     return run_plan(options, core_settings, print)
@@ -564,7 +565,7 @@ def _fit(options: argparse.Namespace) -> int:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
-    from omni_proxy.build import core_settings
+    from omni_proxy.parts import core_settings
     from omni_proxy.sim.fidelity import run_fidelity
 
     return run_fidelity(options, core_settings, print)

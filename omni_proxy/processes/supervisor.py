@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omni_proxy.api.serving import listening_socket, on_signals, stop_signals
-from omni_proxy.build import check_usable
 from omni_proxy.config import Config, ConfigError, Listen
 from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report, StartFailed
+from omni_proxy.parts import check_usable
 from omni_proxy.processes.run_dir import RunDir
 from omni_proxy.reload import Reloads, reload_whenever
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_proxy.build import check_usable
 from omni_proxy.config import load, parse
+from omni_proxy.parts import check_usable
 from omni_proxy.reload import Reloads
 from tests.nginx.rig import CHAT, HEALTH, Served, entry, in_process, served, started, until
 from tests.relay.scripted import DONE, ScriptedWorker, Seen, decode_stream, event, prefill_ok

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omni_proxy.build import check_worker_tls
 from omni_proxy.config import ConfigError, Worker, parse
+from omni_proxy.parts import check_worker_tls
 from omni_proxy.tls import ClientFiles, ServerFiles, client_context, server_context
 from tests.nginx.certificates import Authority
 from tests.nginx.rig import CHAT, TlsWorker, entry, in_process, started, until

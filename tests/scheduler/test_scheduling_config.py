@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proxy.build import core_settings
 from omni_proxy.config import Config, ConfigError, OrderName, parse
+from omni_proxy.parts import core_settings
 from omni_proxy.scheduler.registry import ORDERS
 from omni_proxy.scheduler.settings import SchedulingSettings
 
