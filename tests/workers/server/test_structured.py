@@ -71,7 +71,7 @@ def test_a_schema_holds_whatever_the_model_would_say(real: tuple[httpx.Client, P
 
 
 def test_several_answers_each_keep_to_the_structure(real: tuple[httpx.Client, Path]) -> None:
-    body = {"prompt": "hello", "n": 4, "max_tokens": 40, "guided_regex": "[ab]{3}(c|über)", "temperature": 2}
+    body = {"prompt": "hello", "n": 8, "max_tokens": 40, "guided_regex": "[ab]{3}(c|über)", "temperature": 2, "seed": 3}
     choices = real[0].post("/v1/completions", json=body).json()["choices"]
     assert all(re.fullmatch("[ab]{3}(c|über)", choice["text"]) for choice in choices)
     assert len({choice["text"] for choice in choices}) > 1
