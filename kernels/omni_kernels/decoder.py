@@ -93,13 +93,15 @@ class Decoder(Protocol):
         kv: Tensor,
         expert_tokens: Tensor | None = None,
         progress: StepProgress | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Compute rows, put their keys and values into `kv` and return float32 logits [n, vocab] of `logit_rows`.
 
         `tokens`, `positions`, `slots` [T] and `logit_rows` [n] are int64; `kv` [layers, 2, blocks, block_size,
         kv_heads, D]; a slot of -1 is not written; `expert_tokens` [layers, E] int64 counts rows by expert; `progress`
-        hears of each layer whose keys and values are written. A row's
-        result depends neither on the rows beside it nor on the number of threads. ValueError names a wrong argument.
+        hears of each layer whose keys and values are written; `hidden` [T, H] float32 gets every row after the
+        final norm, which a draft head reads. A row's result depends neither on the rows beside it nor on the number of
+        threads. ValueError names a wrong argument.
         """
         ...
 

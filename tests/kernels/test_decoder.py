@@ -209,6 +209,20 @@ def test_a_negative_slot_is_not_written(case: Case) -> None:
     assert case.kv.eq(0).all()
 
 
+def test_rows_after_the_final_norm_are_told(case: Case) -> None:
+    """All of them, whichever logits are wanted; threads and the rest of the step change nothing."""
+    r = case.rows([(30, 30), (7, 7)])
+    want = case.step(r)
+    hidden = torch.empty(37, HIDDEN)
+    torch.set_num_threads(2)
+    for logit_rows in (r.logit_rows[:0], r.logit_rows[3:5]):
+        got = case.decoder.step(r.tokens, r.positions, r.slots, r.batch, logit_rows, case.kv, hidden=hidden)
+        assert got.equal(want[logit_rows])
+        torch.testing.assert_close(hidden @ case.weights.head.t(), want, atol=2e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"^step: hidden must be"):
+        case.decoder.step(r.tokens, r.positions, r.slots, r.batch, r.logit_rows, case.kv, hidden=hidden[1:])
+
+
 def test_no_row_wants_logits(case: Case) -> None:
     r = case.rows([(5, 5)])
     assert case.step(Rows(r.tokens, r.positions, r.slots, r.batch, r.logit_rows[:0])).shape == (0, VOCAB)

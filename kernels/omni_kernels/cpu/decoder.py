@@ -55,6 +55,7 @@ class CpuDecoder:
         kv: Tensor,
         expert_tokens: Tensor | None = None,
         progress: StepProgress | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """See `Decoder.step`."""
         rows = batch.rows
@@ -66,6 +67,8 @@ class CpuDecoder:
         self._check_cache(kv, batch)
         if expert_tokens is not None:
             self._check_counts(expert_tokens)
+        if hidden is not None:
+            self._check_hidden(hidden, rows)
         logits = torch.empty((logit_rows.shape[0], self._model.vocab))
         _, _, blocks, size, heads, dim = kv.shape
         plane = blocks * size * heads * dim * kv.element_size()
@@ -82,6 +85,7 @@ class CpuDecoder:
             2 * plane,
             None if expert_tokens is None else expert_tokens.data_ptr(),
             logits.data_ptr(),
+            None if hidden is None else hidden.data_ptr(),
             None if progress is None else progress.address,
             -1 if progress is None else progress.write_fd,
         )
@@ -103,6 +107,11 @@ class CpuDecoder:
         want = (self._model.layers, self._experts)
         if counts.shape != want or counts.dtype != torch.int64 or not counts.is_contiguous():
             raise ValueError(f"step: expert_tokens must be {want} int64, got {counts.dtype} {tuple(counts.shape)}")
+
+    def _check_hidden(self, hidden: Tensor, rows: int) -> None:
+        want = (rows, self._model.hidden)
+        if hidden.shape != want or hidden.dtype != torch.float32 or not hidden.is_contiguous():
+            raise ValueError(f"step: hidden must be {want} float32, got {hidden.dtype} {tuple(hidden.shape)}")
 
     def _layer(self, layer: DecoderLayer) -> Layer:
         gated = layer.gate is not None

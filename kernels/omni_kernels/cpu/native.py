@@ -153,6 +153,7 @@ class StepArgs(Structure):
         ("layer_stride", c_int64),
         ("expert_tokens", c_void_p),
         ("logits", c_void_p),
+        ("hidden", c_void_p),
         ("progress", c_void_p),
         ("progress_fd", c_int32),
     ]

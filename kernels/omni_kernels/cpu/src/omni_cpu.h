@@ -102,6 +102,7 @@ typedef struct {
     int64_t layer_stride;       // bytes from a layer's keys to the next layer's
     int64_t* expert_tokens;     // [layers, experts], added to; may be null
     float* logits;              // [logit_rows, vocab]
+    float* hidden;              // [rows, H], every row after the last norm; may be null
     int64_t* progress;          // layers whose keys and values are in the cache; may be null
     int32_t progress_fd;        // gets a byte for each of them, if progress is not null; must not block
 } omni_step_args;

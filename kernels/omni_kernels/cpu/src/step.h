@@ -166,6 +166,11 @@ static bool mlp_layer(Team& team, Step& s, int64_t index) {
 
 static void head_rows(Team& team, Step& s) {
     const omni_model& m = *s.model;
+    if (s.args->hidden) {
+        for (int64_t row; (row = team.next(s.args->rows)) >= 0;)
+            norm_row(s.x + row * m.hidden, m.norm, m.hidden, m.eps, s.args->hidden + row * m.hidden);
+        if (!s.args->logit_rows || !team.sync()) return;
+    }
     for (int64_t i; (i = team.next(s.args->logit_rows)) >= 0;)
         norm_row(s.x + s.args->logit_row[i] * m.hidden, m.norm, m.hidden, m.eps, s.normed + i * m.hidden);
     if (!team.sync()) return;
@@ -182,7 +187,7 @@ static void step_body(Team& team, void* context) {
     if (!team.sync()) return;
     for (int64_t i = 0; i < m.layers; i++)
         if (!attention_layer(team, s, i) || !mlp_layer(team, s, i)) return;
-    if (s.args->logit_rows) head_rows(team, s);
+    if (s.args->logit_rows || s.args->hidden) head_rows(team, s);
 }
 
 static int32_t step(const omni_model* model, const omni_step_args* args, int32_t threads) {
