@@ -79,7 +79,8 @@ class FailureKind(StrEnum):
     GARBAGE = "garbage"
     """An answer that is not HTTP, or not what the protocol promises."""
     GAVE_UP = "gave_up"
-    """The worker ended the answer early and in good order, because it needs the room (vLLM-Ascend: recomputed)."""
+    """The worker ended the answer early and in good order: it needs the room (vLLM-Ascend: recomputed), or cannot go
+    on through no fault of the request (the embedded engine: abandoned)."""
 
 
 class Lease(Struct, frozen=True):

@@ -19,7 +19,7 @@ from omni_proxy.api.exchange import Answer, Exchange
 from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.resume_scan import scan_of
 from omni_proxy.api.shapes import WITH_USAGE
-from omni_proxy.api.sse import StreamScan, gives_up, read_usage, splice
+from omni_proxy.api.sse import StreamScan, abandons, gives_up, read_usage, splice
 from omni_proxy.api.timing import HANDOFF, QUEUE
 from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
 from omni_proxy.messages import (
@@ -157,7 +157,12 @@ class Leg(ABC):
         answer = Answer(self.status, passed_on(self.headers), self._body_bytes())
         self.exchange.answers[self.lease.attempt] = answer
         detail = f"status {self.status}"
-        self._ended(LegFailed(self.lease, Failure(FailureKind.STATUS, detail, self.status, answered=True)))
+        if self.status == 503 and abandons(answer.body):
+            # It had begun: the handoff is spent, unlike that of a worker which refuses at once.
+            failure = Failure(FailureKind.GAVE_UP, detail)
+        else:
+            failure = Failure(FailureKind.STATUS, detail, self.status, answered=True)
+        self._ended(LegFailed(self.lease, failure))
 
 
 class PrefillLeg(Leg):

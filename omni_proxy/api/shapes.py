@@ -21,6 +21,10 @@ class ErrorCodeOnly(Struct):
     code: Raw = Raw(b"null")
 
 
+class ErrorTypeOnly(Struct):
+    type: Raw = Raw(b"null")
+
+
 class ErrorOnly(Struct):
     error: Raw = Raw(b"null")
 
@@ -59,6 +63,7 @@ NAMED_EVENT = msgspec.json.Decoder(NamedEvent)
 EVENT = msgspec.json.Decoder(Event)
 ERROR = msgspec.json.Decoder(ErrorOnly)
 ERROR_CODE = msgspec.json.Decoder(ErrorCodeOnly)
+ERROR_TYPE = msgspec.json.Decoder(ErrorTypeOnly)
 STATUS = msgspec.json.Decoder(int)
 WITH_USAGE = msgspec.json.Decoder(WithUsage)
 

@@ -12,7 +12,19 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.api.shapes import COUNT, DETAILS, ENDED, ERROR, ERROR_CODE, EVENT, STATUS, USAGE, WITH_USAGE, Choice
+from omni_proxy.api.shapes import (
+    COUNT,
+    DETAILS,
+    ENDED,
+    ERROR,
+    ERROR_CODE,
+    ERROR_TYPE,
+    EVENT,
+    STATUS,
+    USAGE,
+    WITH_USAGE,
+    Choice,
+)
 from omni_proxy.call import encode_fields
 from omni_proxy.messages import Failure, FailureKind, Usage
 
@@ -24,6 +36,7 @@ BOUNDARY: Final = re.compile(rb"(\r?\n\r\n|\n\n|\r\r)")
 _DATA: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?([^\r\n]*)")
 _USAGE_MARKS: Final = (b'"usage":{', b'"usage": {')
 _GAVE_UP: Final = b'"recomputed"'
+_ABANDONED: Final = b'"abandoned"'
 _ERROR_MARK: Final = b'"error"'
 DONE: Final = b"[DONE]"
 NOTHING: Final = frozenset({b'""', b"null", b"[]", b"{}"})
@@ -175,6 +188,16 @@ def gives_up(payload: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return any(bytes(choice.stop_reason) == _GAVE_UP for choice in ended.choices)
+
+
+def abandons(body: bytes) -> bool:
+    """Does an error say that the worker had begun and could not go on (the embedded engine)?"""
+    if body.find(_ABANDONED) < 0:
+        return False
+    try:
+        return bytes(ERROR_TYPE.decode(ERROR.decode(body).error).type) == _ABANDONED
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _has(data: bytes, mark: bytes) -> bool:

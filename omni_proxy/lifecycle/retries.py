@@ -75,6 +75,6 @@ def error_of(failure: Failure) -> tuple[ErrorCode, str]:
         case FailureKind.GARBAGE:
             return ErrorCode.WORKER_GARBAGE, f"The worker's answer is not valid: {failure.detail}."
         case FailureKind.GAVE_UP:
-            return ErrorCode.WORKER_ERROR, "The worker ended the answer early: it needs the room."
+            return ErrorCode.WORKER_ERROR, "The worker gave the answer up before it was complete."
         case _:
             assert_never(failure.kind)

@@ -147,6 +147,37 @@ async def test_a_busy_d_sends_on_with_the_same_kv(start: Start) -> None:
     await rig.idle()
 
 
+ABANDONED = b'{"error":{"message":"a rank is gone","type":"abandoned","param":null,"code":503}}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_abandoned_answer_starts_over_from_p(start: Start, stream: bool) -> None:
+    """D has pulled what P kept for it: another D with the same parameters would find nothing."""
+    begun = in_turn(busy(ABANDONED), decode_stream)
+    rig = await start({"retries": {"max": 1}}, p0=prefill_ok, d0=begun, d1=begun)
+    answer = await rig.chat(stream=stream)
+    assert answer.status_code == 200, answer.text
+    assert asked(rig["p0"]) == asked(rig["d0"], rig["d1"]) == 2
+    failures = [line for line in (await rig.client.get("/metrics")).text.splitlines() if "leg_failures_total{" in line]
+    assert any('kind="gave_up"' in line and line.endswith(" 1.0") for line in failures)
+    await rig.idle()
+
+
+async def test_an_abandoned_prefill_goes_elsewhere(start: Start) -> None:
+    begun = in_turn(busy(ABANDONED), prefill_ok)
+    rig = await start({"retries": {"max": 1}}, p0=begun, p1=begun, d0=decode_stream)
+    assert (await rig.chat()).status_code == 200
+    assert asked(rig["p0"]) == asked(rig["p1"]) == asked(rig["d0"]) == 1
+    await rig.idle()
+
+
+async def test_nobody_can_go_on_with_it(start: Start) -> None:
+    rig = await start({"retries": {"max": 1}}, p0=prefill_ok, d0=busy(ABANDONED), d1=busy(ABANDONED))
+    answer = await rig.chat()
+    assert (answer.status_code, answer.content) == (503, ABANDONED)
+    await rig.idle()
+
+
 async def test_the_last_refusal_wins_and_the_tries_are_bounded(start: Start) -> None:
     """Faults K7: both D say no."""
     order: list[bytes] = []

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+ABANDONED: Final = "abandoned"
+"""The `type` by which a gateway tells this 503 from one that says "not now": KV that it was handed is spent."""
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -21,17 +23,23 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
 class ApiError(Exception):
     """A refusal that a client may read: an HTTP status, a sentence, and the field at fault."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, kind: str | None = None) -> None:
+        """`kind`: the error's `type`; by default, the usual one of its status."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.kind = kind or _ERROR_TYPES.get(status, "Error")
 
     def body(self) -> dict[str, Any]:
         """The error in the shape that vLLM and OpenAI clients expect."""
-        kind = _ERROR_TYPES.get(self.status, "Error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
         return {"error": error}
+
+
+def abandoned(message: str) -> ApiError:
+    """A 503 for a request that had begun: it is to be started over elsewhere, from its prompt."""
+    return ApiError(503, message, kind=ABANDONED)
 
 
 def bad_value(param: str, value: object, rule: str) -> ApiError:

@@ -216,6 +216,9 @@ class Engine:
         reason, error = FinishReason.ABORT, None
         try:
             self._loop()
+        except RankLost as exc:
+            log.error("the engine has stopped: %s", exc)
+            reason, error = FinishReason.ABANDONED, str(exc)
         except Exception as exc:
             log.exception("the engine has stopped")
             reason, error = FinishReason.ERROR, _say(exc)
@@ -436,7 +439,7 @@ class Engine:
             log.warning("KV %s for %s failed, recomputing: %s", seq.handoff_word, seq.request_id, error)
             self._planner.pull_failed(seq.request_id)
         else:
-            self._finish(seq, FinishReason.ERROR, error=f"KV {seq.handoff_word} failed: {error}")
+            self._finish(seq, FinishReason.ABANDONED, error=f"KV {seq.handoff_word} failed: {error}")
 
     def _import(self, seq: Sequence, pull: Transfer) -> str | None:
         """Put pulled bytes into the sequence's blocks (pushed ones are there); the reason if that fails."""

@@ -189,7 +189,7 @@ class Generation:
         live = list(self._live.values())
         self._abort_live()
         for choice in live:
-            choice.finish_reason = FinishReason.ABORT.value
+            choice.finish_reason = FinishReason.ABANDONED.value
         return [(c, Delta(c.index, finish_reason=c.finish_reason, error=reason)) for c in live]
 
     def _abort_live(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from starlette.types import Scope, Send
 
+from omni_proxy.workers.engine.api_error import abandoned
 from omni_proxy.workers.engine.calls import Call
 from omni_proxy.workers.engine.choice import Choice, Delta
 from omni_proxy.workers.engine.generation import Generation
@@ -23,7 +24,7 @@ from omni_proxy.workers.engine.respond import DONE, event, running_usage
 from omni_proxy.workers.engine.server_metrics import ServerMetrics
 from omni_proxy.workers.engine.types import FinishReason, InvalidRequest
 
-_FAILURES: Final = frozenset({FinishReason.ERROR.value, FinishReason.ABORT.value})
+_FAILURES: Final = frozenset({FinishReason.ERROR.value, FinishReason.ABORT.value, FinishReason.ABANDONED.value})
 
 Reader = Callable[[bytes, str | None], Awaitable[Call]]
 """From a body and the x-request-id header to a call; raises ApiError."""
@@ -141,11 +142,11 @@ class Relay:
 
 
 def _failure(choice: Choice, delta: Delta) -> ApiError | None:
-    """The error that ended a choice, if one did: 500 for a failure, 503 where the worker gave up."""
+    """The error that ended a choice, if one did: 500 for a failure, 503 where the worker gave it up."""
     if delta.finish_reason not in _FAILURES:
         return None
-    status = 500 if delta.finish_reason == FinishReason.ERROR.value else 503
-    return ApiError(status, delta.error or f"the engine ended request {choice.request.request_id}")
+    message = delta.error or f"the engine ended request {choice.request.request_id}"
+    return ApiError(500, message) if delta.finish_reason == FinishReason.ERROR.value else abandoned(message)
 
 
 def _raise_failure(news: list[tuple[Choice, Delta]]) -> None:

@@ -165,7 +165,7 @@ class ServerMetrics:
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "abort", "error", "abandoned"):
             self._ended.labels(*self._labels, reason)
         self._ttft = self._histogram("time_to_first_token", "Arrival to first token", _TTFT)
         self._tpot = self._histogram("time_per_output_token", "Time between tokens", _TPOT)

@@ -42,12 +42,14 @@ class Guide(Protocol):
 
 
 class FinishReason(Enum):
-    """Why a request ended, in the words of the OpenAI API (the last two never reach a client as 200)."""
+    """Why a request ended, in the words of the OpenAI API (the last three never reach a client as 200)."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    ABANDONED = "abandoned"
+    """Through no fault of its own: another worker, or another try from the prompt, may well answer it."""
 
 
 @dataclass(frozen=True, slots=True)

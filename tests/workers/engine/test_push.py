@@ -49,7 +49,7 @@ def decode(
 
 def error_of(call: Call) -> str:
     last: Output = call.end()
-    assert last.finish_reason is FinishReason.ERROR
+    assert last.finish_reason is FinishReason.ABANDONED
     assert call.tokens == []
     assert last.error is not None
     return last.error.removeprefix("KV push failed: ")

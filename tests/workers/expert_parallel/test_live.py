@@ -136,7 +136,7 @@ def test_a_lost_rank_ends_requests_and_the_engine(model: Path) -> None:
         assert engine._experts is not None
         os.kill(engine._experts.pids[0], signal.SIGKILL)
         last = call.end()
-        assert last.finish_reason is FinishReason.ERROR
+        assert last.finish_reason is FinishReason.ABANDONED
         assert "rank" in (last.error or "")
         until(lambda: not engine.alive, "the engine's end")
     finally:

@@ -56,13 +56,14 @@ class FakeEngine:
     """Emits what `script` says, `per_step` tokens of every request per step, with the real engine's endings.
 
     While `gate` is clear nothing moves; a request that has `hold_at` tokens waits for it. `fail_at` is the number of
-    tokens after which every request fails.
+    tokens after which every request fails, `fail_as` how.
     """
 
     info: EngineInfo
     script: Callable[[EngineRequest], Sequence[int]] = echo
     per_step: int = 1
     fail_at: int | None = None
+    fail_as: FinishReason = FinishReason.ERROR
     hold_at: int | None = None
     submitted: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -96,6 +97,7 @@ class FakeEngine:
     def reset(self) -> None:
         """As new, for the next test; counters go on."""
         self.script, self.per_step, self.fail_at, self.hold_at = echo, 1, None, None
+        self.fail_as = FinishReason.ERROR
         self.submitted, self.aborted, self.released, self.leased = [], [], [], set()
         self._runs.clear()
         self.gate.set()
@@ -187,7 +189,7 @@ class FakeEngine:
         finish = None
         while len(chunk) < self.per_step and finish is None:
             if self.fail_at is not None and run.at >= self.fail_at:
-                finish = FinishReason.ERROR
+                finish = self.fail_as
                 break
             token = run.tokens[run.at]
             run.at += 1

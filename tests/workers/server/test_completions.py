@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from omni_proxy.workers.engine.types import FinishReason
 from tests.workers.server.fake import FakeEngine, LiveServer
 
 
@@ -271,6 +272,14 @@ def test_an_engine_error_in_a_stream_is_an_event_and_no_done(engine: FakeEngine,
     assert '"role":"assistant"' in first
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["message"], error["code"]) == ("the fake engine failed", 500)
+
+
+def test_what_is_abandoned_may_be_started_over(live: LiveServer, engine: FakeEngine, http: httpx.Client) -> None:
+    engine.fail_at, engine.fail_as = 0, FinishReason.ABANDONED
+    for stream in (False, True):
+        response = http.post("/v1/chat/completions", json=chat(stream=stream))
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "abandoned"
 
 
 def test_a_chat_may_come_with_its_token_ids(http: httpx.Client, engine: FakeEngine) -> None:

@@ -127,8 +127,10 @@ def test_a_lease_can_be_given_back(pair: tuple[WorkerProcess, WorkerProcess]) ->
     wait_for(prefill, "omni_kv_blocks_leased", 0)
     body = {"prompt": TEXT, "kv_transfer_params": params}
     response = httpx.post(decode.url + "/v1/completions", json=body, timeout=30, trust_env=False)
-    assert response.status_code == 500
-    assert "KV pull failed" in response.json()["error"]["message"]
+    assert response.status_code == 503
+    error = response.json()["error"]
+    assert error["type"] == "abandoned"
+    assert "KV pull failed" in error["message"]
 
 
 def test_a_client_that_leaves_ends_its_request(pair: tuple[WorkerProcess, WorkerProcess]) -> None:
