@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_proxy.config import ConfigError, Role, parse
+from omni_proxy.config import ConfigError, parse
 from omni_proxy.deploy.command import RENDERERS, run_render
 from omni_proxy.deploy.recipe import Deployment, deployment, load_recipe
 from omni_proxy.deploy.started import started
+from omni_proxy.messages import Role
 from omni_proxy.workers.discovery.kubernetes import candidate
 from omni_proxy.workers.discovery.vetting import vet
 from tests.deploy.test_recipe import GOOD, RECIPES, made

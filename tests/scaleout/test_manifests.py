@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_proxy.config import Role, parse
+from omni_proxy.config import parse
+from omni_proxy.messages import Role
 from omni_proxy.workers.discovery.kubernetes import candidate
 from omni_proxy.workers.discovery.vetting import vet
 
