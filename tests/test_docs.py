@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omni_proxy.cli import _parser
+from omni_proxy.cli.command_line import parser
 from omni_proxy.config import ConfigError, parse, validated
 from omni_proxy.deploy.recipe import deployment
 from omni_proxy.errors import ErrorCode
@@ -71,18 +71,18 @@ def test_omni_proxy_takes_it(command: Command, capsys: pytest.CaptureFixture[str
     if {"--help", "--version"} & set(arguments):
         return
     try:
-        _parser().parse_args(arguments)
+        parser().parse_args(arguments)
     except SystemExit:
         pytest.fail(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("command", [c for c in _shown("omni-proxy") if not c.whole and len(c.words) > 1], ids=str)
 def test_inline_commands_name_what_exists(command: Command) -> None:
-    parser = _parser()
-    (verbs,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    commands = parser()
+    (verbs,) = (a for a in commands._actions if isinstance(a, argparse._SubParsersAction))
     for word in command.words[1:2]:
         if word.startswith("-"):
-            assert word in parser._option_string_actions
+            assert word in commands._option_string_actions
         else:
             assert word in verbs.choices, f"{command}: there is no such command"
             _flags_exist(command, verbs.choices[word])
@@ -102,7 +102,7 @@ def test_python_modules_exist_with_their_options(command: Command) -> None:
     module = command.words[2]
     if module == "omni_proxy":
         if command.words[3:]:
-            _parser().parse_args(command.words[3:])
+            parser().parse_args(command.words[3:])
         return
     places = [root.joinpath(*module.split(".")) for root in (ROOT, ROOT / "kernels")]
     sources = [place / "__main__.py" for place in places] + [place.with_suffix(".py") for place in places]
@@ -222,7 +222,7 @@ def test_metrics_of_pages_exist() -> None:
 
 
 def test_every_command_is_shown_in_a_page() -> None:
-    (verbs,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (verbs,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     shown = {
         command.words[1] for command in _shown("omni-proxy") if command.page.startswith("docs/") and command.words[1:]
     }

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from omni_proxy.cli import demo_model
 from omni_proxy.config import Worker, parse
+from omni_proxy.demo import demo_model
 from omni_proxy.launcher import Launcher, ProcessPlan, Ready, Report
 from omni_proxy.messages import Role
 from tests.relay.conftest import FAST, Rig, running

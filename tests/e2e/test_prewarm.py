@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from omni_proxy.cli import demo_model
 from omni_proxy.config import parse
+from omni_proxy.demo import demo_model
 from tests.e2e.worker import worker
 from tests.relay.conftest import FAST, Rig, running
 

@@ -113,7 +113,7 @@ async def test_the_cache_moves_and_the_prompt_is_computed_once(running: Up) -> N
 
 def _demo_block_bytes() -> int:
     """K and V of 16 tokens in every layer, in float32."""
-    from omni_proxy.cli import demo_model
+    from omni_proxy.demo import demo_model
 
     config = json.loads((demo_model() / "config.json").read_text())
     return int(config["num_hidden_layers"] * 2 * 16 * config["num_key_value_heads"] * config["head_dim"] * 4)

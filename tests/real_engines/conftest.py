@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_proxy.cli import demo_model
+from omni_proxy.demo import demo_model
 from tests.real_engines.processes import Gateway, Server, gateway
 from tests.real_engines.vllm import LEASE_S, MODEL, cores, environment, vllm
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from omni_proxy.cli import demo_model
+from omni_proxy.demo import demo_model
 from tests.real_engines.processes import Server, free_port
 
 MODEL = "omni-demo"
