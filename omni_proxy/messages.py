@@ -81,6 +81,8 @@ class FailureKind(StrEnum):
     GAVE_UP = "gave_up"
     """The worker ended the answer early and in good order: it needs the room (vLLM-Ascend: recomputed), or cannot go
     on through no fault of the request (the embedded engine: abandoned)."""
+    LATE = "late"
+    """Not sent: by the time there was a connection, what the leg was to pull might have been gone."""
 
 
 class Lease(Struct, frozen=True):
@@ -485,6 +487,8 @@ class StartDecode(Struct, frozen=True, tag=True):
 
     lease: Lease
     peer: str | None = None
+    pull_until: float | None = None
+    """The instant from which P may have given up the KV: the leg is not sent then. None: nobody knows of one."""
 
 
 class Foresee(Struct, frozen=True, tag=True):

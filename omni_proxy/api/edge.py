@@ -191,8 +191,8 @@ class Edge:
         match effect:
             case StartPrefill(lease, peer):
                 self._start_prefill(lease, peer)
-            case StartDecode(lease, peer):
-                self._start_decode(lease, peer)
+            case StartDecode(lease, peer, pull_until):
+                self._start_decode(lease, peer, pull_until)
             case Close():
                 self._close(effect)
             case Abort(lease):
@@ -248,7 +248,7 @@ class Edge:
         body = with_encoded(connector.prefill_body(call, pair, asked), leg.exchange.encoded)
         self._send(leg, upstream, connector.request_id(pair), body)
 
-    def _start_decode(self, lease: Lease, peer: str | None) -> None:
+    def _start_decode(self, lease: Lease, peer: str | None, pull_until: float | None) -> None:
         exchange, upstream = self.exchanges.get(lease.rid), self._upstreams.get(lease.worker)
         if exchange is None or exchange.call is None:
             return
@@ -285,7 +285,7 @@ class Edge:
         if pair.together and connector.order is Order.PREFILL_FIRST:
             _park(leg, partial(self._send, leg, upstream, request_id, body))
         else:
-            self._send(leg, upstream, request_id, body)
+            self._send(leg, upstream, request_id, body, not_after=pull_until)
 
     def _to_ask(self, exchange: Exchange, call: Call, fresh: bool) -> Call:
         """What a worker is asked: the client's call, or one for the rest of its answer. `fresh`: its prompt is next."""
@@ -314,14 +314,20 @@ class Edge:
         )
 
     def _send(
-        self, leg: Leg, upstream: Upstream, request_id: bytes, body: bytes, _said: msgspec.Raw | None = None
+        self,
+        leg: Leg,
+        upstream: Upstream,
+        request_id: bytes,
+        body: bytes,
+        _said: msgspec.Raw | None = None,
+        not_after: float | None = None,
     ) -> None:
         exchange = leg.exchange
         exchange.legs[leg.lease.attempt] = leg
         call = exchange.leg_call
         assert call is not None
         data = upstream.request(call.path.encode(), exchange.forward, request_id, body, call.content_type)
-        leg.ticket = upstream.pool.request(data, leg)
+        leg.ticket = upstream.pool.request(data, leg, not_after)
         if exchange.slow_since is not None:
             leg.ticket.pause()
 

@@ -113,7 +113,7 @@ class Board:
             request.move(On.GRANTED, now)
             assert request.decode_lease is not None
             self._learn_grant(request, request.decode_lease, request.handoff_from is None, now)
-            self.effects.append(StartDecode(request.decode_lease, request.handoff_from))
+            self.effects.append(StartDecode(request.decode_lease, request.handoff_from, request.handoff_until))
         elif request.mode is Mode.PARALLEL:
             self._start_pair(request, now)
         else:

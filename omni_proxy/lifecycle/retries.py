@@ -42,10 +42,11 @@ class RetryPolicy:
         if retries >= self.max_retries or (failure.answered and failure.kind is not FailureKind.STATUS):
             return Verdict.FAIL
         gave_up = failure.kind is FailureKind.GAVE_UP
-        untouched = failure.kind is FailureKind.CONNECT or failure.status in BUSY or gave_up
+        late = failure.kind is FailureKind.LATE
+        untouched = failure.kind is FailureKind.CONNECT or failure.status in BUSY or gave_up or late
         if leg is Leg.PREFILL:
             return Verdict.START_OVER if untouched else Verdict.FAIL
-        if untouched and handoff_reusable and not gave_up:
+        if untouched and handoff_reusable and not gave_up and not late:
             return Verdict.DECODE_AGAIN
         retry = untouched or (prefilled and failure.kind is FailureKind.CLOSED)
         return Verdict.START_OVER if retry else Verdict.FAIL
@@ -58,7 +59,7 @@ class RetryPolicy:
         """Is this failure held against the worker? A client's 4xx and a busy worker are not."""
         if failure.kind is FailureKind.STATUS:
             return failure.status is not None and failure.status >= 500 and failure.status not in BUSY
-        return failure.kind is not FailureKind.GAVE_UP
+        return failure.kind not in (FailureKind.GAVE_UP, FailureKind.LATE)
 
 
 def error_of(failure: Failure) -> tuple[ErrorCode, str]:
@@ -76,5 +77,7 @@ def error_of(failure: Failure) -> tuple[ErrorCode, str]:
             return ErrorCode.WORKER_GARBAGE, f"The worker's answer is not valid: {failure.detail}."
         case FailureKind.GAVE_UP:
             return ErrorCode.WORKER_ERROR, "The worker gave the answer up before it was complete."
+        case FailureKind.LATE:
+            return ErrorCode.WORKER_UNREACHABLE, "The worker was reached too late: what was computed may be gone."
         case _:
             assert_never(failure.kind)

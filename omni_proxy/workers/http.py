@@ -8,6 +8,7 @@ dropped before the engine's own keep-alive time ends.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import Final, Protocol, cast
 
@@ -39,12 +40,14 @@ class Handler(Protocol):
 class Ticket:
     """One request to a worker on its way; `abort` ends it without a further call to its handler."""
 
-    __slots__ = ("connection", "data", "done", "handler", "paused", "pool", "reused", "sent_at", "task")
+    __slots__ = ("connection", "data", "done", "handler", "not_after", "paused", "pool", "reused", "sent_at", "task")
 
-    def __init__(self, pool: WorkerPool, data: bytes, handler: Handler) -> None:
+    def __init__(self, pool: WorkerPool, data: bytes, handler: Handler, not_after: float | None = None) -> None:
         self.pool = pool
         self.data = data
         self.handler = handler
+        self.not_after = not_after
+        """The instant of the monotonic clock from which it must not be sent any more."""
         self.connection: WorkerConnection | None = None
         self.task: asyncio.Task[None] | None = None
         self.reused = False
@@ -256,16 +259,16 @@ class WorkerPool:
         """Use other settings from now on."""
         self._idle_s, self._max_idle, self._connect_s = idle_s, max_idle, connect_s
 
-    def request(self, data: bytes, handler: Handler) -> Ticket:
+    def request(self, data: bytes, handler: Handler, not_after: float | None = None) -> Ticket:
         """Send a whole request; the handler hears what comes of it, possibly before this returns."""
-        ticket = Ticket(self, data, handler)
+        ticket = Ticket(self, data, handler, not_after)
         oldest = self.loop.time() - self._idle_s
         while self._idle:
             connection = self._idle.pop()
             transport = connection.transport
             if connection.idle_since >= oldest and transport is not None and not transport.is_closing():
                 ticket.reused = True
-                connection.send(ticket)
+                self._carry(connection, ticket)
                 return ticket
             connection.close()
         self._open(ticket)
@@ -310,6 +313,14 @@ class WorkerPool:
         while self._idle:
             self._idle.pop().close()
 
+    def _carry(self, connection: WorkerConnection, ticket: Ticket) -> None:
+        """Send on a connection that is there, unless getting one has taken too long for this request."""
+        if ticket.not_after is not None and time.monotonic() >= ticket.not_after:
+            self.put_back(connection)
+            ticket.fail(Failure(FailureKind.LATE, "no connection in time for what was to be pulled"))
+        else:
+            connection.send(ticket)
+
     def _open(self, ticket: Ticket) -> None:
         ticket.task = self.loop.create_task(self._connect(ticket))
 
@@ -336,4 +347,4 @@ class WorkerPool:
         elif connection.transport is None or connection.transport.is_closing():
             ticket.fail(Failure(FailureKind.CONNECT, "connection closed at once"))
         else:
-            connection.send(ticket)
+            self._carry(connection, ticket)

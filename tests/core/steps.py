@@ -99,8 +99,8 @@ def start_p(rid: str, attempt: int, name: str, peer: str | None = None) -> Start
     return StartPrefill(p(rid, attempt, name), peer)
 
 
-def start_d(rid: str, attempt: int, name: str, peer: str | None = None) -> StartDecode:
-    return StartDecode(d(rid, attempt, name), peer)
+def start_d(rid: str, attempt: int, name: str, peer: str | None = None, until: float | None = None) -> StartDecode:
+    return StartDecode(d(rid, attempt, name), peer, until)
 
 
 def done(rid: str) -> Ended:
@@ -113,6 +113,7 @@ CLOSED = Failure(FailureKind.CLOSED, "closed")
 CUT = Failure(FailureKind.CLOSED, "closed", answered=True)
 SILENT = Failure(FailureKind.TIMEOUT, "no first byte within 5 s")
 GARBAGE = Failure(FailureKind.GARBAGE, "no HTTP")
+LATE = Failure(FailureKind.LATE, "no connection in time")
 
 
 def status(code: int) -> Failure:

@@ -21,6 +21,7 @@ from omni_proxy.messages import (
     WorkerSpec,
 )
 from tests.core.steps import (
+    LATE,
     At,
     Ended,
     Step,
@@ -48,10 +49,15 @@ def held(core: Core, name: str = "p0") -> tuple[int, int]:
     return load.kv_tokens, load.stranded_tokens
 
 
-ANSWERED: list[Step] = [
-    (Arrived("r", spec()), [start_p("r", 1, "p0")]),
-    (PrefillDone(p("r", 1, "p0"), True), [start_d("r", 2, "d0", "p0")]),
-]
+def answered(until: float | None = 27.0) -> list[Step]:
+    """P has answered at 0, and D is asked for what P keeps. `until`: the end of 90 % of its lease."""
+    return [
+        (Arrived("r", spec()), [start_p("r", 1, "p0")]),
+        (PrefillDone(p("r", 1, "p0"), True), [start_d("r", 2, "d0", "p0", until)]),
+    ]
+
+
+ANSWERED = answered()
 
 
 def test_a_client_that_leaves_before_the_pull_leaves_ps_memory_full() -> None:
@@ -75,7 +81,7 @@ def test_a_client_that_leaves_before_the_pull_leaves_ps_memory_full() -> None:
 @pytest.mark.parametrize("more", [{"releases_kv": True}, {"kv_lease_s": None}])
 def test_nothing_is_stranded_where_it_is_released_or_nobody_knows(more: dict[str, object]) -> None:
     core = core_of(leased(**more), "d0")
-    run(core, [*ANSWERED])
+    run(core, answered(None if more.get("kv_lease_s", 30.0) is None else 27.0))
     core.handle(Cancelled("r"), 5.0)
     assert held(core) == (0, 0)
     assert_idle(core)
@@ -108,7 +114,7 @@ def full(**settings: object) -> Core:
         core,
         [
             (Arrived("first", spec()), [start_p("first", 1, "p0")]),
-            (PrefillDone(p("first", 1, "p0"), True), [start_d("first", 2, "d0", "p0")]),
+            (PrefillDone(p("first", 1, "p0"), True), [start_d("first", 2, "d0", "p0", 27.0)]),
             (Arrived("r", spec()), [start_p("r", 1, "p0")]),
             (PrefillDone(p("r", 1, "p0"), True), []),
         ],
@@ -125,7 +131,7 @@ def test_parameters_are_not_sent_when_the_lease_is_about_to_end() -> None:
         core,
         [
             (At(28.0, DecodeDone(d("first", 2, "d0"))), [done("first")]),
-            (At(28.5, PrefillDone(p("r", 2, "p0"), True)), [start_d("r", 3, "d0", "p0")]),
+            (At(28.5, PrefillDone(p("r", 2, "p0"), True)), [start_d("r", 3, "d0", "p0", 55.5)]),
             (At(29.0, DecodeDone(d("r", 3, "d0"))), [done("r")]),
         ],
     )
@@ -150,6 +156,34 @@ def test_not_without_end() -> None:
 def test_a_stale_handoff_is_not_tried_on_another_d() -> None:
     core = core_of(leased(), worker("d0", handoff_reusable=True), worker("d1", handoff_reusable=True))
     run(core, [*ANSWERED, (At(28.0, LegFailed(d("r", 2, "d0"), status(503))), [start_p("r", 3, "p0")])])
+
+
+def test_a_leg_that_was_not_sent_in_time_begins_at_p_again() -> None:
+    """Also by a clock that runs ahead of ours; D is not to blame, and the only one is asked again."""
+    core = core_of(leased(), worker("d0", handoff_reusable=True), max_fails=1)
+    run(
+        core,
+        [
+            *ANSWERED,
+            (At(26.9, LegFailed(d("r", 2, "d0"), LATE)), [start_p("r", 3, "p0")]),
+            (At(27.0, PrefillDone(p("r", 3, "p0"), True)), [start_d("r", 4, "d0", "p0", 54.0)]),
+            (At(28.0, DecodeDone(d("r", 4, "d0"))), [done("r")]),
+        ],
+    )
+    (load,) = (w for w in core.workers() if w.name == "d0")
+    assert load.ejected_until <= 28.0
+
+
+def test_a_d_that_is_always_reached_too_late_is_not_tried_without_end() -> None:
+    core = core_of(leased(), "d0", retries=RetryPolicy(0))
+    lease = d("r", 2, "d0")
+    run(
+        core,
+        [
+            *ANSWERED,
+            (At(27.0, LegFailed(lease, LATE)), [Ended("r", Outcome.FAILED, ErrorCode.WORKER_UNREACHABLE, lease)]),
+        ],
+    )
 
 
 def test_a_removed_worker_takes_it_along() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -259,6 +260,43 @@ async def test_a_pause_before_there_is_a_connection() -> None:
     late.pause()
     talk.connection.send(late)
     assert not talk.transport.reading
+
+
+async def test_what_must_not_be_sent_any_more_is_not() -> None:
+    """On a connection that waits, on one that takes too long to make, and on another after the first one died."""
+    talk = Talk()
+    talk.connection.data_received(ANSWERS["length"][0])
+    talk.transport.written = b""
+    late, in_time = Heard(), Heard()
+    talk.pool.request(b"request", late, time.monotonic())
+    assert late.failure is not None
+    assert (late.failure.kind, late.failure.answered, late.sent) == (FailureKind.LATE, False, 0)
+    assert talk.transport.written == b""
+    assert talk.idle(), "it has carried nothing"
+    talk.pool.request(b"request", in_time, time.monotonic() + 3600.0)
+    assert (talk.transport.written, in_time.sent, in_time.failure) == (b"request", 1, None)
+
+
+async def test_a_connection_that_comes_too_late_is_kept_for_others() -> None:
+    came = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        assert await reader.read() == b""
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        pool, heard = WorkerPool("127.0.0.1", server.sockets[0].getsockname()[1]), Heard()
+        ticket = pool.request(b"request", heard, time.monotonic())
+        async with asyncio.timeout(20):
+            await came.wait()
+            while heard.failure is None:
+                await asyncio.sleep(0.001)
+        assert heard.failure.kind is FailureKind.LATE
+        assert ticket.done
+        assert len(pool._idle) == 1
+        pool.close()
 
 
 async def test_the_request_is_let_go_when_it_is_answered() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -62,6 +63,45 @@ async def test_late_parameters_are_not_sent(start: Start) -> None:
     sent = [seen.json["kv_transfer_params"]["remote_request_id"] for seen in rig["d0"].seen]
     assert sent[0] == "attempt-1"
     assert sent[1] not in ("attempt-1", "attempt-2")
+    await rig.idle()
+
+
+class SlowToConnect(asyncio.AbstractEventLoop):
+    """The running loop, as far as a pool of connections uses it; the first connection takes a while."""
+
+    def __init__(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._delay_s = delay_s
+        self._connect = loop.create_connection
+        self.create_task = loop.create_task  # type: ignore[method-assign]
+        self.call_soon = loop.call_soon  # type: ignore[method-assign,assignment]
+        self.time = loop.time  # type: ignore[method-assign]
+
+    async def create_connection(self, *args: Any, **more: Any) -> Any:
+        delay_s, self._delay_s = self._delay_s, 0.0
+        end = time.monotonic() + delay_s
+        while time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return await self._connect(*args, **more)
+
+
+async def test_parameters_do_not_outlive_their_lease_on_the_way_to_d(start: Start) -> None:
+    """D was chosen in time, but the connection to it takes longer than P keeps the KV: nothing old is sent."""
+
+    async def prefill(seen: Seen) -> None:
+        count = len(rig["p0"].seen)
+        await seen.answer(200, prefill_answer(params={**HANDOFF, "remote_request_id": f"attempt-{count}"}))
+
+    rig = await start({"each": {"p0": {"kv_lease_s": 0.4}}, "retries": {"max": 10}}, p0=prefill, d0=decode_stream)
+    rig.gateway.front.edge._upstreams["d0"].pool.loop = SlowToConnect(0.4)
+    answer = await rig.chat(stream=True)
+    assert (answer.status_code, "Hel" in answer.text) == (200, True)
+    (sent,) = (seen.json["kv_transfer_params"]["remote_request_id"] for seen in rig["d0"].seen)
+    assert sent == f"attempt-{len(rig['p0'].seen)}" != "attempt-1"
+    metrics = (await rig.client.get("/metrics")).text
+    assert 'omni_leg_failures_total{kind="late",leg="decode",worker="d0"}' in metrics
+    (load,) = (worker for worker in rig.gateway.scheduling.workers() if worker.name == "d0")
+    assert load.up
     await rig.idle()
 
 
