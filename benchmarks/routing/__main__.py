@@ -1,17 +1,18 @@
 """`python -m benchmarks.routing`: the same requests at the same instants to the same workers through each gateway."""
 
 import argparse
-import json
+import importlib.util
 import os
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.routing.fleet import Fleet, fleet
-from benchmarks.routing.gateways import FAMILIES, GATEWAYS, Gateway
+from benchmarks.routing.gateways import FAMILIES, Gateway, chosen
+from benchmarks.routing.kept import Kept
 from benchmarks.routing.measure import Conditions, Result, make_prompts, measure
 from benchmarks.routing.report import report
 from benchmarks.routing.words import write_word_model
@@ -36,82 +37,143 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--preset", default="h200-deepseek-r1")
     parser.add_argument("--speed", type=float, default=1.0, metavar="X", help="compress time, the same for all")
     parser.add_argument("--slo", default="", metavar="ttft=S,tpot=S")
-    parser.add_argument("--gateways", default=",".join(FAMILIES), help=f"families out of {', '.join(FAMILIES)}")
+    parser.add_argument(
+        "--gateways",
+        default=",".join(FAMILIES),
+        metavar="NAME,...",
+        help=f"families ({', '.join(FAMILIES)}) or FAMILY/POLICY",
+    )
     parser.add_argument("--quick", action="store_true", help="one slice of 150 requests at load 0.75")
-    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    parser.add_argument(
+        "--json", type=Path, default=None, metavar="FILE", help="keep each result here; what it holds is not run again"
+    )
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run; 0 unless nothing could be measured."""
+    """Run; 0 unless nothing could be measured, 130 where it was interrupted."""
     options = _options()
     if options.quick:
         options.requests, options.seeds, options.loads = 150, 1, "0.75"
+    code = 0
     try:
-        results = _run(options)
+        gateways = chosen(options.gateways)
+        kept = Kept.of(options.json, _conditions(options))
+        try:
+            _run(options, gateways, kept)
+        except KeyboardInterrupt:
+            code = 130
     except ConfigError as exc:
         print(f"benchmarks.routing: {exc}", file=sys.stderr)
         return 2
+    results = _in_order(gateways, kept)
     print(_head(options))
     print(report(results))
-    if options.json is not None:
-        options.json.write_text(json.dumps([result.as_json() for result in results], indent=1))
-    return 0 if any(result.figures is not None for result in results) else 1
+    return code or (0 if any(result.figures is not None for result in results) else 1)
+
+
+def _conditions(options: argparse.Namespace) -> dict[str, str]:
+    """What has to be the same for results to stand in one table. Loads, slices and gateways may be added later."""
+    named = ("requests", "load_basis", "prefill", "decode", "preset", "speed", "slo")
+    source = options.trace.name if options.trace is not None else options.synthetic
+    return {"source": str(source), **{name: str(getattr(options, name)) for name in named}}
+
+
+def _in_order(gateways: Sequence[Gateway], kept: Kept) -> list[Result]:
+    """The results of these gateways in the table's order."""
+    rows = [gateway.row for gateway in gateways]
+    found = [result for result in kept.results.values() if result.gateway in rows]
+    return sorted(found, key=lambda result: (result.load, result.seed, rows.index(result.gateway)))
 
 
 def _head(options: argparse.Namespace) -> str:
     source = options.trace.stem if options.trace is not None else options.synthetic
     compressed = f", time compressed {options.speed:g} times" if options.speed != 1 else ""
+    core = importlib.util.find_spec("omni_proxy.core")
+    built = "compiled" if core is not None and str(core.origin).endswith(".so") else "not compiled"
     return (
         f"{source}, {options.requests} requests a slice, {options.prefill}P + {options.decode}D of {options.preset}"
-        f"{compressed}; load counts prefill work {'without' if options.load_basis == 'cold' else 'after'} cache hits\n"
+        f"{compressed}; load counts prefill work {'without' if options.load_basis == 'cold' else 'after'} cache hits; "
+        f"omni-proxy {built}\n"
     )
 
 
-def _run(options: argparse.Namespace) -> list[Result]:
-    model = preset(options.preset)
-    gateways = _chosen(options.gateways)
-    loads = [float(text) for text in options.loads.split(",")]
-    slices = list(_slices(options))
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One load of one slice, and who is to be measured with it."""
+
+    load: float
+    seed: int
+    workload: Workload
+    gateways: tuple[Gateway, ...]
+
+    def seconds(self, speed: float) -> float:
+        """About how long it takes."""
+        return len(self.gateways) * (_START_S + (self.workload.span_s + _TAIL_S) / speed)
+
+
+_START_S = 6.0
+"""About how long a gateway takes to start and workers to become idle."""
+_TAIL_S = 20.0
+"""About how long the last answers take after the last arrival, in the run's seconds."""
+
+
+def _run(options: argparse.Namespace, gateways: Sequence[Gateway], kept: Kept) -> None:
+    rounds = _rounds(options, gateways, kept)
+    if not rounds:
+        return
+    seconds = sum(each.seconds(options.speed) for each in rounds)
+    count = sum(len(each.gateways) for each in rounds)
+    print(f"{count} runs to do, {len(kept.results)} kept; about {seconds / 60:.0f} minutes", file=sys.stderr)
     gateway_cpus, other_cpus = _cpus()
-    results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="routing-") as name:
         folder = Path(name)
         folder.chmod(0o711)
         words = write_word_model(folder / "model")
+        model = preset(options.preset)
         arguments = (options.prefill, options.decode, options.preset, model, options.speed, other_cpus, folder)
         with fleet(*arguments) as workers:
-            for load in loads:
-                for seed, workload in enumerate(slices):
-                    cluster = make_cluster(options.prefill, options.decode, 0, model)
-                    loaded = at_load(workload, cluster, load, LoadBasis(options.load_basis))
-                    conditions = Conditions(
-                        loaded, load, seed, options.speed, parse_slo(options.slo), gateway_cpus, folder, words,
-                        make_prompts(loaded),
-                    )  # fmt: skip
-                    results += _round(gateways, workers, conditions)
-    return results
+            for each in rounds:
+                conditions = Conditions(
+                    each.workload, each.load, each.seed, options.speed, parse_slo(options.slo), gateway_cpus,
+                    other_cpus, folder, words, make_prompts(each.workload),
+                )  # fmt: skip
+                _measure_round(each.gateways, workers, conditions, kept)
 
 
-def _round(gateways: Sequence[Gateway], workers: Fleet, conditions: Conditions) -> list[Result]:
+def _rounds(options: argparse.Namespace, gateways: Sequence[Gateway], kept: Kept) -> list[_Round]:
+    """What is left to do: every load of a slice before the next slice, so that half a run is half a table."""
+    cluster = make_cluster(options.prefill, options.decode, 0, preset(options.preset))
+    loads, basis = [_number(text) for text in options.loads.split(",")], LoadBasis(options.load_basis)
+    found = []
+    for seed, workload in enumerate(_slices(options)):
+        for load in loads:
+            left = tuple(gateway for gateway in gateways if not kept.has((gateway.row, load, seed)))
+            if left:
+                found.append(_Round(load, seed, at_load(workload, cluster, load, basis), left))
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 100:
+        raise ConfigError(f"--loads: must be numbers above 0, got {text!r}")
+    return value
+
+
+def _measure_round(gateways: Sequence[Gateway], workers: Fleet, conditions: Conditions, kept: Kept) -> None:
     """Every gateway once, in an order of the slice's own, so that no one always comes after the same other."""
     order = list(gateways)
     random.Random(f"{conditions.seed} {conditions.load}").shuffle(order)
-    found = {}
     for gateway in order:
-        result = found[gateway.row] = measure(gateway, workers, conditions)
+        result = measure(gateway, workers, conditions)
+        kept.add(result)
         mean = "-" if result.figures is None or result.figures.ttft is None else f"{result.figures.ttft.mean:.2f} s"
         place = f"load {conditions.load:g}, slice {conditions.seed}"
-        print(f"{place}: {gateway.row}: mean TTFT {mean} {result.reason}", file=sys.stderr)
-    return [found[gateway.row] for gateway in gateways]
-
-
-def _chosen(text: str) -> list[Gateway]:
-    wanted = text.split(",")
-    unknown = [name for name in wanted if name not in FAMILIES]
-    if unknown:
-        raise ConfigError(f"--gateways: there is no {unknown[0]!r}; known are {', '.join(FAMILIES)}")
-    return [gateway for gateway in GATEWAYS if gateway.family in wanted]
+        print(f"{place}: {gateway.row}: mean TTFT {mean} {result.reason} [{result.wall_s:.0f} s]", file=sys.stderr)
 
 
 def _slices(options: argparse.Namespace) -> list[Workload]:

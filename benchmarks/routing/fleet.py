@@ -16,6 +16,8 @@ from benchmarks.relay.bench import Failed, free_ports, wait_for_port
 from benchmarks.routing.gateways import WorkerAddress
 from omni_proxy.sim.engine_model import EngineModel
 
+BLOCK_TOKENS: Final = 16
+"""vLLM's default on GPUs, and what vllm-router's kv_aware expects."""
 _IDLE_TIMEOUT_S: Final = 120.0
 _VALUE: Final = re.compile(r"^vllm:(\w+)_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
 
@@ -84,27 +86,30 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Start the workers, each a process of its own on `cpus`."""
     roles = ["prefill"] * prefill + ["decode"] * decode
-    ports = free_ports(2 * len(roles))
+    ports = iter(free_ports(3 * len(roles)))
     with ExitStack() as stack:
         addresses, processes = [], []
-        for place, role in enumerate(roles):
-            port, bootstrap = ports[2 * place], ports[2 * place + 1] if role == "prefill" else None
-            addresses.append(_address(port, role, bootstrap, model))
-            command = _command(role, port, bootstrap, preset, speed)
-            processes.append(stack.enter_context(procs.Proc(command, cpus, folder / f"worker-{port}.log")))
+        for role in roles:
+            address = _address(next(ports), role, next(ports), next(ports), model)
+            addresses.append(address)
+            log = folder / f"worker-{address.port}.log"
+            processes.append(stack.enter_context(procs.Proc(_command(address, preset, speed), cpus, log)))
         for address, process in zip(addresses, processes, strict=True):
             wait_for_port(address.port, process)
         yield Fleet(addresses, processes)
 
 
-def _address(port: int, role: str, bootstrap: int | None, model: EngineModel) -> WorkerAddress:
-    seqs = model.max_prefill_seqs if role == "prefill" else model.max_decode_seqs
-    return WorkerAddress(port, role, bootstrap, seqs, max(32_000, model.max_batch_tokens))
+def _address(port: int, role: str, events: int, bootstrap: int, model: EngineModel) -> WorkerAddress:
+    prefill = role == "prefill"
+    seqs = model.max_prefill_seqs if prefill else model.max_decode_seqs
+    batch = max(32_000, model.max_batch_tokens)
+    return WorkerAddress(port, role, bootstrap if prefill else None, events, seqs, batch)
 
 
-def _command(role: str, port: int, bootstrap: int | None, preset: str, speed: float) -> list[str]:
-    command = [sys.executable, "-m", "omni_proxy", "worker", "--simulate", preset, "--role", role]
-    command += ["--port", str(port), "--speed", str(speed), "--block-size", "128", "--kv-events-port", "0"]
+def _command(address: WorkerAddress, preset: str, speed: float) -> list[str]:
+    command = [sys.executable, "-m", "omni_proxy", "worker", "--simulate", preset, "--role", address.role]
+    command += ["--port", str(address.port), "--kv-events-port", str(address.events_port)]
+    command += ["--speed", str(speed), "--block-size", str(BLOCK_TOKENS)]
     # A handoff that a gateway has given up blocks nobody for longer than a run.
     command += ["--kv-lease", "120"]
-    return command if bootstrap is None else [*command, "--bootstrap-port", str(bootstrap)]
+    return command if address.bootstrap_port is None else [*command, "--bootstrap-port", str(address.bootstrap_port)]

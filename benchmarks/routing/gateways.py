@@ -15,6 +15,7 @@ import yaml
 
 from benchmarks.relay.build import Missing
 from benchmarks.relay.gateways import nginx_command, nginx_config, rust_router
+from omni_proxy.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class WorkerAddress:
     port: int
     role: str
     bootstrap_port: int | None
+    events_port: int
+    """Where it publishes KV events."""
     max_seqs: int
     max_batch_tokens: int
 
@@ -45,12 +48,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One row of the table."""
+    """One row of the table. `name`: FAMILY, or FAMILY/POLICY."""
 
+    name: str
     row: str
-    family: str
     command: Callable[[Place], list[str]]
     pd: bool = True
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("/")[0]
 
 
 def _nginx(place: Place) -> list[str]:
@@ -59,13 +66,29 @@ def _nginx(place: Place) -> list[str]:
     return nginx_command(place.folder, nginx_config(place.port, ports, place.folder, method="least_conn;"))
 
 
-def _rust(name: str, policy: str) -> Callable[[Place], list[str]]:
+def _rust(family: str, prefill: str, decode: str) -> Callable[[Place], list[str]]:
     def command(place: Place) -> list[str]:
-        prefill = [(worker.port, str(worker.bootstrap_port)) for worker in place.of("prefill")]
-        decode = [worker.port for worker in place.of("decode")]
-        return rust_router(name, place.port, place.metrics_port, prefill, decode, policy)
+        sources = [(worker.port, str(worker.bootstrap_port)) for worker in place.of("prefill")]
+        targets = [worker.port for worker in place.of("decode")]
+        found = rust_router(family, place.port, place.metrics_port, sources, targets, None)
+        found += ["--prefill-policy", prefill, "--decode-policy", decode]
+        return found + (_kv_events(place) if prefill == "kv_aware" else [])
 
     return command
+
+
+def _kv_events(place: Place) -> list[str]:
+    """Where vllm-router hears what prefill workers hold; token ids it asks of their render route."""
+    found = []
+    for worker in place.of("prefill"):
+        found += ["--pd-kv-events", f"http://127.0.0.1:{worker.port}=tcp://127.0.0.1:{worker.events_port}"]
+    return found
+
+
+def _router(family: str, policy: str, decode: str | None = None) -> Gateway:
+    """A Rust router with a policy for prefill, and for decode the same or another."""
+    label = policy if decode is None else f"{policy}+{decode}"
+    return Gateway(f"{family}/{label}", f"{family} {label}", _rust(family, policy, decode or policy))
 
 
 def omni_config(place: Place, policy: str) -> str:
@@ -104,14 +127,31 @@ def _omni(policy: str) -> Callable[[Place], list[str]]:
 
 
 GATEWAYS: Final = (
-    Gateway("omni-proxy", "omni", _omni("apc")),
-    Gateway("vllm-router cache_aware", "vllm-router", _rust("vllm-router", "cache_aware")),
-    Gateway("vllm-router consistent_hash", "vllm-router", _rust("vllm-router", "consistent_hash")),
-    Gateway("vllm-router power_of_two", "vllm-router", _rust("vllm-router", "power_of_two")),
-    Gateway("vllm-router round_robin", "vllm-router", _rust("vllm-router", "round_robin")),
-    Gateway("sglang-router cache_aware", "sglang-router", _rust("sglang-router", "cache_aware")),
-    Gateway("sglang-router power_of_two", "sglang-router", _rust("sglang-router", "power_of_two")),
-    Gateway("sglang-router round_robin", "sglang-router", _rust("sglang-router", "round_robin")),
-    Gateway("nginx least_conn, no PD", "nginx", _nginx, pd=False),
+    Gateway("omni", "omni-proxy", _omni("apc")),
+    _router("vllm-router", "kv_aware"),
+    _router("vllm-router", "cache_aware"),
+    _router("vllm-router", "cache_aware", "power_of_two"),
+    _router("vllm-router", "consistent_hash", "power_of_two"),
+    _router("vllm-router", "sticky_least_loaded"),
+    _router("vllm-router", "power_of_two"),
+    _router("vllm-router", "round_robin"),
+    _router("sglang-router", "cache_aware"),
+    _router("sglang-router", "cache_aware", "power_of_two"),
+    _router("sglang-router", "bucket", "power_of_two"),
+    _router("sglang-router", "power_of_two"),
+    _router("sglang-router", "round_robin"),
+    Gateway("nginx", "nginx least_conn, no PD", _nginx, pd=False),
 )
+"""Pairs of policies are those that the routers' own help and documentation show for PD."""
 FAMILIES: Final = tuple(dict.fromkeys(gateway.family for gateway in GATEWAYS))
+
+
+def chosen(text: str) -> list[Gateway]:
+    """The gateways that a list of families and FAMILY/POLICY names, in the table's order. Raises ConfigError."""
+    wanted = text.split(",")
+    known = {*FAMILIES, *(gateway.name for gateway in GATEWAYS)}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        names = ", ".join(gateway.name for gateway in GATEWAYS)
+        raise ConfigError(f"--gateways: there is no {unknown[0]!r}; known are {names}, or a family as a whole")
+    return [gateway for gateway in GATEWAYS if gateway.name in wanted or gateway.family in wanted]

@@ -1,7 +1,6 @@
 """One gateway, one slice of a trace, one load: what its clients saw."""
 
 import asyncio
-import dataclasses
 import http.client
 import json
 import tempfile
@@ -9,9 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import uvloop
 
 from benchmarks.relay import procs
@@ -19,6 +17,7 @@ from benchmarks.relay.bench import Failed, free_ports
 from benchmarks.relay.build import Missing
 from benchmarks.routing.fleet import Fleet
 from benchmarks.routing.gateways import Gateway, Place
+from benchmarks.routing.machine import Instant, Shares, shares
 from omni_proxy.sim.bench.client import BenchPlan, send_all
 from omni_proxy.sim.bench.measure import Seen, bench_figures, faults, lag, uncompressed
 from omni_proxy.sim.bench.prompts import PromptForm, Prompts
@@ -27,6 +26,7 @@ from omni_proxy.sim.workload import Workload
 
 _START_TIMEOUT_S: Final = 60.0
 MODEL: Final = "simulated"
+_IDLE: Final = Shares()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,9 @@ class Result:
     preemptions: float = 0.0
     faults: tuple[str, ...] = ()
     reason: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """For the file of results."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**fields, "figures": msgspec.to_builtins(self.figures)}
+    shares: Shares = _IDLE
+    wall_s: float = 0.0
+    """How long it took on the clock, start of the gateway included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,9 @@ class Conditions:
     speed: float
     slo: Slo
     cpus: Sequence[int]
+    """Of the gateway."""
+    other_cpus: Sequence[int]
+    """Of workers and client."""
     folder: Path
     model: Path
     prompts: Prompts
@@ -77,20 +78,21 @@ def measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
 
 
 def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
+    began = time.monotonic()
     port, metrics_port = free_ports(2)
     folder = Path(tempfile.mkdtemp(dir=conditions.folder))
     folder.chmod(0o711)  # nginx's workers are another user
     place = Place(port, metrics_port, fleet.workers, folder, conditions.model)
-    command = gateway.command(place)
-    with procs.Proc(command, conditions.cpus, folder / "log") as process:
+    cpus = [*conditions.cpus, *(cpu for cpu in conditions.other_cpus if cpu not in conditions.cpus)]
+    with procs.Proc(gateway.command(place), conditions.cpus, folder / "log") as process:
         _wait_until_ready(port, process)
         fleet.make_cold()
-        before, cpu, worker_cpu = fleet.counts(gateway.pd), procs.cpu_ns(process.pids()), fleet.cpu_ns()
+        counts, begin = fleet.counts(gateway.pd), Instant.now(procs.cpu_ns(process.pids()), fleet.cpu_ns(), cpus)
         seen = _send(port, conditions)
-        cpu, worker_cpu = procs.cpu_ns(process.pids()) - cpu, fleet.cpu_ns() - worker_cpu
+        end = Instant.now(procs.cpu_ns(process.pids()), fleet.cpu_ns(), cpus)
         after = fleet.counts(gateway.pd)
     late = lag(seen)
-    queries = after.queries - before.queries
+    queries = after.queries - counts.queries
     _check_legs(seen, queries)
     return Result(
         gateway.row,
@@ -98,12 +100,14 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
         conditions.seed,
         bench_figures(seen, conditions.slo),
         gateway.pd,
-        cached_share=(after.hits - before.hits) / queries if queries else 0.0,
-        gateway_cpu_s=cpu / 1e9,
-        worker_cpu_s=worker_cpu / 1e9,
+        cached_share=(after.hits - counts.hits) / queries if queries else 0.0,
+        gateway_cpu_s=end.gateway - begin.gateway,
+        worker_cpu_s=end.workers - begin.workers,
         lag_p99_s=late.p99 if late is not None else 0.0,
-        preemptions=after.preemptions - before.preemptions,
+        preemptions=after.preemptions - counts.preemptions,
         faults=tuple(faults(seen)),
+        shares=shares(begin, end, conditions.cpus, conditions.other_cpus),
+        wall_s=time.monotonic() - began,
     )
 
 

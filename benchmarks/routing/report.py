@@ -1,4 +1,7 @@
-"""The table: one row for each gateway, the median over seeds, and ratios to the best peer."""
+"""The table: one row for each gateway, the median over seeds, and ratios to the best peer.
+
+The last column tells how busy cores were at most: the gateway's, and that of workers and client.
+"""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -9,7 +12,7 @@ from omni_proxy.sim.report import seconds_text, table
 OURS = "omni-proxy"
 _HEAD = (
     "", "TTFT mean", "p50", "p90", "p99", "TPOT mean", "p99", "goodput", "cached", "completed", "rejected", "errors",
-    "gateway CPU",
+    "gateway CPU", "cores",
 )  # fmt: skip
 
 
@@ -21,7 +24,8 @@ def report(results: Sequence[Result]) -> str:
         seeds = len({r.seed for r in chosen})
         parts.append(f"Load {load:g}, median of {seeds} slice{'s' if seeds > 1 else ''}")
         parts.append(_table(chosen))
-        parts += [line for line in (*_verdicts(chosen), _noise(chosen)) if line]
+        parts += _verdicts(chosen)
+        parts += _unfair(chosen)
         parts += [f"{r.gateway}: {fault}" for r in chosen for fault in r.faults[:2]]
         parts += [f"{r.gateway}: no figures: {r.reason}" for r in chosen if r.figures is None]
     return "\n\n".join(parts)
@@ -52,7 +56,17 @@ def _row(name: str, results: Sequence[Result]) -> list[str]:
     cells.append(f"{median(r.cached_share for r in results):.1%}")
     for outcomes in (("completed",), ("rejected",), ("error", "cut", "timeout")):
         cells.append(str(sum(_count(r, name) for r in results for name in outcomes)))
-    return [*cells, f"{median(r.gateway_cpu_s for r in results):.1f} s"]
+    busy = [max(of(r) for r in results) for of in (_gateway_core, _other_cores)]
+    return [*cells, f"{median(r.gateway_cpu_s for r in results):.1f} s", "/".join(f"{share:.0%}" for share in busy)]
+
+
+def _gateway_core(result: Result) -> float:
+    return result.shares.gateway
+
+
+def _other_cores(result: Result) -> float:
+    """Of workers and client."""
+    return result.shares.workers + result.shares.client
 
 
 def _count(result: Result, outcome: str) -> int:
@@ -98,6 +112,17 @@ def _verdict(kind: str, ours: Sequence[Result], peers: Mapping[str, Sequence[Res
     return f"omni-proxy to {kind}: {', '.join(parts)}."
 
 
-def _noise(results: Sequence[Result]) -> str:
-    latest = max((r.lag_p99_s for r in results), default=0.0)
-    return f"The client was late by {seconds_text(latest)} at p99, at most." if latest else ""
+def _unfair(results: Sequence[Result]) -> list[str]:
+    """Which runs were disturbed or saturated; one line where none was."""
+    measured = [r for r in results if r.figures is not None]
+    if not measured:
+        return []
+    found = [
+        f"Not to be trusted: {r.gateway}, slice {r.seed}: {'; '.join(faults)}."
+        for r in measured
+        if (faults := r.shares.faults(r.lag_p99_s))
+    ]
+    latest = max(r.lag_p99_s for r in measured)
+    foreign = max(r.shares.foreign for r in measured)
+    quiet = f"The client was late by at most {seconds_text(latest)} at p99; others used at most {foreign:.0%}."
+    return [*found, quiet]

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from omni_proxy.cli import main
 from omni_proxy.sim.http.client import ClientFault, Exchange, HttpPool
@@ -93,6 +94,40 @@ async def test_a_whole_answer_counts_its_tokens_and_its_cache() -> None:
             }
         assert await one.metric("vllm:prefix_cache_hits_total") == 96
         assert await one.metric('vllm:request_success_total{engine="0",finished_reason="length"') == 2
+
+
+async def test_a_prompt_is_told_in_tokens() -> None:
+    async with serving() as one:
+        status, (found,) = await one.post("/v1/completions/render")
+        assert (status, found["token_ids"], found["model"]) == (200, list(range(100)), "simulated")
+        _, chat = await one.post("/v1/chat/completions/render", messages=[{"role": "user", "content": "w3 w4"}])
+        assert chat["token_ids"] == [3, 4]
+        assert chat["request_id"].startswith("chatcmpl-")
+        assert (await one.post("/v1/completions/render", model="other"))[0] == 404
+        assert (await one.post("/v1/completions/render", prompt=["a", "b"]))[0] == 400
+        assert one.worker.busy() == 0
+
+
+def test_a_step_ends_by_one_timer_or_two() -> None:
+    """uvloop rounds to milliseconds: a timer that fires early must not be set again and again until its instant."""
+
+    async def timers_and_steps() -> tuple[int, int]:
+        async with serving(speed=1.0) as one:
+            clock, fired = one.worker.clock, 0
+            arm = clock._arm
+
+            def counted() -> None:
+                nonlocal fired
+                fired += 1
+                arm()
+
+            clock._arm = counted  # type: ignore[method-assign]
+            await one.post(max_tokens=20)
+            return fired, one.worker.engine.counters.steps
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        fired, steps = runner.run(timers_and_steps())
+    assert fired <= 3 * steps
 
 
 async def test_a_stream_has_a_chunk_per_token_and_usage_where_asked() -> None:

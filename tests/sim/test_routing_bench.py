@@ -12,8 +12,10 @@ from tokenizers import Tokenizer
 
 from benchmarks.relay.bench import Failed
 from benchmarks.relay.build import Missing
-from benchmarks.routing.__main__ import _chosen, _slices
-from benchmarks.routing.gateways import GATEWAYS, Place, WorkerAddress, omni_config
+from benchmarks.routing.__main__ import _rounds, _slices
+from benchmarks.routing.gateways import GATEWAYS, Place, WorkerAddress, chosen, omni_config
+from benchmarks.routing.kept import Kept
+from benchmarks.routing.machine import Instant, Shares, shares
 from benchmarks.routing.measure import Result, _check_legs
 from benchmarks.routing.report import report
 from benchmarks.routing.words import write_word_model
@@ -57,7 +59,8 @@ def test_the_median_of_slices_and_the_ratio_to_the_best_peer() -> None:
 
 
 def place(folder: Path) -> Place:
-    workers = [WorkerAddress(1001, "prefill", 1002, 32, 32_000), WorkerAddress(1003, "decode", None, 256, 32_000)]
+    prefill = WorkerAddress(1001, "prefill", 1002, 1004, 32, 32_000)
+    workers = [prefill, WorkerAddress(1003, "decode", None, 1005, 256, 32_000)]
     return Place(1000, 999, workers, folder, folder / "model")
 
 
@@ -71,8 +74,66 @@ def test_every_gateway_gets_every_worker(tmp_path: Path) -> None:
         next(gateway for gateway in GATEWAYS if gateway.family == "nginx").command(place(tmp_path))
         assert "least_conn; server 127.0.0.1:1001; server 127.0.0.1:1003;" in (tmp_path / "nginx.conf").read_text()
     assert len({gateway.row for gateway in GATEWAYS}) == len(GATEWAYS)
+    assert len({gateway.name for gateway in GATEWAYS}) == len(GATEWAYS)
     with pytest.raises(ConfigError, match="there is no 'apache'"):
-        _chosen("omni,apache")
+        chosen("omni,apache")
+    assert [gateway.row for gateway in chosen("vllm-router/kv_aware,omni")] == ["omni-proxy", "vllm-router kv_aware"]
+    assert {gateway.family for gateway in chosen("sglang-router")} == {"sglang-router"}
+
+
+def test_the_router_that_follows_kv_events_is_told_of_them(tmp_path: Path) -> None:
+    (kv_aware,) = chosen("vllm-router/kv_aware")
+    with suppress(Missing):
+        command = kv_aware.command(place(tmp_path))
+        assert command[command.index("--pd-kv-events") + 1] == "http://127.0.0.1:1001=tcp://127.0.0.1:1004"
+        assert command[command.index("--prefill-policy") + 1] == "kv_aware"
+
+
+def test_results_are_kept_and_not_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    kept = Kept.of(path, {"requests": "3", "speed": "4"})
+    kept.add(result("omni-proxy", 0.5, 0, 1.0))
+    kept.add(Result("nginx least_conn, no PD", 0.5, 0, None, reason="not installed"))
+    again = Kept.of(path, {"speed": "4", "requests": "3"})
+    assert again.has(("omni-proxy", 0.5, 0))
+    assert not again.has(("nginx least_conn, no PD", 0.5, 0))
+    assert again.results["omni-proxy", 0.5, 0] == result("omni-proxy", 0.5, 0, 1.0)
+    options = argparse.Namespace(
+        trace=None, synthetic="poisson,requests=3,rate=1", requests=3, seeds=2, loads="0.5,0.9", load_basis="cold",
+        prefill=1, decode=1, preset="demo",
+    )  # fmt: skip
+    left = [(r.load, r.seed, [g.name for g in r.gateways]) for r in _rounds(options, chosen("omni,nginx"), again)]
+    both = ["omni", "nginx"]
+    assert left == [(0.5, 0, ["nginx"]), (0.9, 0, both), (0.5, 1, both), (0.9, 1, both)]
+    with pytest.raises(ConfigError, match="of another run: speed was 4, now it is 2"):
+        Kept.of(path, {"requests": "3", "speed": "2"})
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="holds no results of this benchmark"):
+        Kept.of(path, {})
+
+
+def test_loads_that_are_no_numbers_are_refused() -> None:
+    options = argparse.Namespace(
+        trace=None, synthetic="poisson,requests=3", requests=3, seeds=1, loads="0.5,x", load_basis="cold",
+        prefill=1, decode=1, preset="demo",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="--loads: must be numbers above 0, got 'x'"):
+        _rounds(options, chosen("omni"), Kept.of(None, {}))
+
+
+def test_a_saturated_run_is_told_apart() -> None:
+    begin, end = Instant(0.0, 0.0, 0.0, 0.0, 0.0), Instant(10.0, 2.0, 6.0, 3.0, 12.0)
+    found = shares(begin, end, [0], [1])
+    assert (found.gateway, found.workers, found.client) == (0.2, 0.6, 0.3)
+    assert found.foreign == pytest.approx(0.05)
+    assert found.faults(0.01) == ["workers and client used 90% of their cores"]
+    assert Shares(gateway=0.9, foreign=0.2).faults(0.3) == [
+        "the gateway used 90% of its core", "others used 20% of the machine", "the client was 0.30 s late at p99",
+    ]  # fmt: skip
+    busy = Result("a", 0.5, 1, bench_figures([seen(0, 1.0)], Slo()), shares=found)
+    text = report([busy])
+    assert "Not to be trusted: a, slice 1: workers and client used 90% of their cores." in text
+    assert "20%/90%" in text
 
 
 def test_slices_begin_at_their_own_zero(tmp_path: Path) -> None:

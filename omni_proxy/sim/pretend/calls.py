@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -24,6 +24,8 @@ from omni_proxy.workers.engine.types import PullFrom
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+RENDER: Final = "/render"
+"""What follows the path of a generating route where only the prompt's token ids are asked for."""
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
@@ -58,6 +60,16 @@ class Call:
     tokens: array[int]
     pull: PullFrom | None
     room: Room | None
+
+
+def rendered(path: str, body: bytes, rid: str, options: PretendOptions) -> list[dict[str, Any]] | dict[str, Any]:
+    """What the prompt of a body is in tokens, as vLLM's `--enable-scale-out` tells it. Raises ApiError."""
+    chat = path == CHAT + RENDER
+    request: _Chat | _Completion = parse_body(body, _Chat) if chat else parse_body(body, _Completion)
+    name = f"{'chatcmpl' if chat else 'cmpl'}-{rid}"
+    found = {"request_id": name, "token_ids": _tokens(request).tolist(), "sampling_params": {}}
+    found["model"] = _model(request.model, options)
+    return found if chat else [found]
 
 
 def read_call(path: str, body: bytes, rid: str, serial: int, now: int, options: PretendOptions) -> Call:

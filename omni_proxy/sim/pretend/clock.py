@@ -1,9 +1,15 @@
-"""A simulated engine on the real clock: its steps end by timers, and late timers delay nothing after them."""
+"""A simulated engine on the real clock: its steps end by timers, and late timers delay nothing after them.
+
+The loop's own clock counts milliseconds and stands still while callbacks run, so time is read elsewhere, and timers are
+set to the next whole millisecond: one that fires early would be set again and again until the instant has come.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from math import ceil
 
 from omni_proxy.sim.engine import Engine, Notices
 from omni_proxy.sim.job import Job
@@ -17,13 +23,13 @@ class EngineClock:
         self._speed = speed
         self._hear = hear
         self._loop = asyncio.get_running_loop()
-        self._zero = self._loop.time()
+        self._zero = time.perf_counter()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_for: float | None = None
 
     def now(self) -> float:
         """Simulated seconds since the start."""
-        return (self._loop.time() - self._zero) * self._speed
+        return (time.perf_counter() - self._zero) * self._speed
 
     def after(self, seconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         """Do something in so many simulated seconds."""
@@ -73,7 +79,8 @@ class EngineClock:
             self._timer.cancel()
         self._timer, self._timer_for = None, wake
         if wake is not None:
-            self._timer = self._loop.call_at(self._zero + wake / self._speed, self._due)
+            left_s = self._zero + wake / self._speed - time.perf_counter()
+            self._timer = self._loop.call_later(max(0, ceil(left_s * 1000)) / 1000, self._due)
 
     def _due(self) -> None:
         self._timer = self._timer_for = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from typing import Any, Final
 
 import msgspec
 
 from omni_proxy import __version__
 from omni_proxy.sim.http.server import Incoming
+from omni_proxy.sim.pretend.calls import RENDER, rendered
 from omni_proxy.sim.pretend.peers import RELEASE_PATH, ROOM_PATH
 from omni_proxy.sim.pretend.worker import GENERATING, PretendWorker
 from omni_proxy.workers.engine.openai_api import ApiError, ReleaseRequest, parse_body
@@ -42,6 +44,8 @@ class Routes:
             if path in GENERATING:
                 self._worker.generate(incoming)
                 return
+            if path.removesuffix(RENDER) in GENERATING:
+                return self._json(incoming, rendered(path, incoming.body, uuid.uuid4().hex, self._worker.options))
             if path == RELEASE_PATH:
                 body = parse_body(incoming.body, ReleaseRequest)
                 return self._json(incoming, {"released": self._worker.release(body.request_id)})
