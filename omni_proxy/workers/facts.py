@@ -32,7 +32,8 @@ _KV_CONNECTOR: Final = re.compile(r"kv_connector['\"]?\s*[=:]\s*['\"](\w+)['\"]"
 _KV_ROLE: Final = re.compile(r"kv_role['\"]?\s*[=:]\s*['\"](\w+)['\"]")
 _TENSOR_PARALLEL: Final = re.compile(r"tensor_parallel_size['\"]?\s*[=:]\s*(\d+)")
 _DTYPE: Final = re.compile(r"\bdtype['\"]?\s*[=:]\s*['\"]?(?:torch\.)?(\w+)")
-_CACHE_INFO: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_CACHE_INFO: Final = re.compile(r"\nvllm:cache_config_info\{([^}]*)\}")
+"""No `^`: a megabyte of other metrics is passed over by its fixed beginning, and not looked at line by line."""
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _ROLE_OF: Final = {
     "kv_producer": Role.PREFILL,
@@ -83,11 +84,12 @@ def of_models(models: Sequence[Mapping[str, object]]) -> Facts:
 
 def of_metrics(text: str) -> Facts:
     """From `/metrics` in vLLM's words: block size, capacity, ranks; and a KV connector shows by metrics of its own."""
+    text = "\n" + text
     infos = [dict(_LABEL.findall(found)) for found in _CACHE_INFO.findall(text)]
     first = infos[0] if infos else {}
     block, blocks = _count(first.get("block_size")), _count(first.get("num_gpu_blocks"))
     dtype = first.get("cache_dtype", "")
-    nixl = re.search(r"^vllm:nixl_", text, re.MULTILINE) is not None
+    nixl = "\nvllm:nixl_" in text
     return Facts(
         connector="vllm-nixl" if nixl else "",
         dtype="" if dtype in _VAGUE else dtype,

@@ -363,7 +363,7 @@ class CountingMember:
 
     def __init__(self, name: str, probe: Probe) -> None:
         self.name = name
-        self.metrics = probe.metrics
+        self.experts = probe.experts
 
 
 class ControlledMember:

@@ -132,6 +132,10 @@ class Probe:
         """The body of its `/metrics`; empty where it has none. Raises httpx.HTTPError, TlsError."""
         return await self._body("/metrics")
 
+    async def experts(self) -> bytes:
+        """How its experts are loaded; empty where it does not tell. Raises httpx.HTTPError, TlsError."""
+        return await self._body("/omni/experts")
+
     async def _facts(self, listed: Sequence[Mapping[str, object]]) -> Facts:
         metrics = await self.metrics()
         facts = await self._engine(of_models(listed), metrics.decode("utf-8", "replace"))

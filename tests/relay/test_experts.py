@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,12 +19,12 @@ from tests.relay.scripted import decode_stream, prefill_ok
 FAST = {"health": {"experts_interval_s": 0.02}}
 
 
+MARK = b'x 1\nomni_expert_tokens_total{expert="0",layer="0"} 1.0\n'
+"""By this in its metrics a worker shows that it counts."""
+
+
 def counters(rows: list[list[int]], ranks: tuple[float, ...] = ()) -> bytes:
-    lines = ["# HELP omni_expert_tokens_total Tokens routed to each expert", "# TYPE omni_expert_tokens_total counter"]
-    for layer, experts in enumerate(rows):
-        lines += [f'omni_expert_tokens_total{{expert="{e}",layer="{layer}"}} {n}.0' for e, n in enumerate(experts)]
-    lines += [f'omni_expert_imbalance{{layer="{layer}"}} {ratio}' for layer, ratio in enumerate(ranks)]
-    return ("\n".join(lines) + "\n").encode()
+    return json.dumps({"tokens": rows, "imbalance": ranks}).encode()
 
 
 async def until(rig: Rig, holds: Callable[[list[Any]], bool]) -> list[Any]:
@@ -47,7 +48,7 @@ async def scraped(rig: Rig, name: str) -> Mapping[tuple[str, ...], float]:
 
 async def start_with(start: Start, body: bytes) -> Rig:
     rig: Rig = await start(FAST, p0=prefill_ok, d0=decode_stream, wait=False)
-    rig["d0"].gets["/metrics"] = body
+    rig["d0"].gets.update({"/metrics": MARK, "/omni/experts": body})
     await rig.up()
     return rig
 
@@ -63,7 +64,7 @@ async def test_what_a_worker_counts_is_shown(start: Start) -> None:
     assert await scraped(rig, "omni_expert_idle") == {("d0",): 2}
     assert (await scraped(rig, "omni_expert_tokens_total"))["1", "0", "d0"] == 200
 
-    rig["d0"].gets["/metrics"] = counters([[600, 200, 500, 500], [300, 300, 300, 300]])
+    rig["d0"].gets["/omni/experts"] = counters([[600, 200, 500, 500], [300, 300, 300, 300]])
     (found,) = await until(rig, lambda workers: workers[0]["window_s"] is not None)
     assert found["layers"][0]["tokens"] == [0, 0, 500, 500]
 
@@ -88,11 +89,18 @@ async def test_a_large_table_is_not_repeated_by_expert(start: Start) -> None:
     "body",
     [
         counters([[1, 2], [3]]),
-        b'x 1\nomni_expert_tokens_total{expert="0"} 1\n',
-        b'x 1\nomni_expert_tokens_total{expert="0",layer="a"} 1\n',
-        b'x 1\nomni_expert_tokens_total{expert="0",layer="0"} NaN\n',
-        b'x 1\nomni_expert_tokens_total{expert="0",layer="0"} -1\n',
-        b'x 1\nomni_expert_tokens_total{expert="99999",layer="0"} 1\n',
+        counters([[], []]),
+        counters([]),
+        counters([[1, -1]]),
+        counters([[1, 2]], (-1.0,)),
+        b'{"tokens":[[1.5,2]]}',
+        b'{"tokens":[["1",2]]}',
+        b'{"tokens":null}',
+        b'{"tokens":[[1,2]],"imbalance":[NaN]}',
+        b"{}",
+        b"",
+        b"\xff",
+        MARK,
     ],
 )
 async def test_what_is_no_table_of_counters_is_not_shown(body: bytes) -> None:
@@ -110,16 +118,16 @@ class Told:
         self.body = body
         self.asked = 0
 
-    async def metrics(self) -> bytes:
+    async def experts(self) -> bytes:
         self.asked += 1
         return self.body
 
 
-async def test_labels_may_come_in_any_order() -> None:
+async def test_layers_without_experts_have_no_row() -> None:
     told: list[ExpertReading] = []
-    worker = Told(b'omni_expert_tokens_total{layer="0",model="a",expert="0"} 1e2\n')
+    worker = Told(counters([[], [1, 2]], (1.5,)))
     await ExpertReader(lambda: [worker], lambda name, reading, now: told.append(reading), 1.0).read_all()
-    assert told == [ExpertReading(((100,),))]
+    assert told == [ExpertReading(((), (1, 2)), (1.5,))]
 
 
 def test_never_is_a_choice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 from collections.abc import AsyncIterator
@@ -74,16 +75,18 @@ def slow_decode(seed: int) -> Script:
     return decode
 
 
-def expert_metrics(layers: int, experts: int, seed: int = 0, scale: float = 1.0) -> bytes:
-    """What a worker with a mixture of experts shows: skewed loads, one idle expert in each third layer."""
+def expert_counters(layers: int, experts: int, seed: int = 0, scale: float = 1.0) -> dict[str, bytes]:
+    """What a worker with a mixture of experts tells: skewed loads, one idle expert in each third layer."""
     rng = random.Random(seed)
-    lines = ["# TYPE omni_expert_tokens counter"]
-    for layer in range(layers):
-        for expert in range(experts):
-            idle = layer % 3 == 0 and expert == layer % experts
-            tokens = 0 if idle else int(scale * 1000 * rng.paretovariate(2.2))
-            lines.append(f'omni_expert_tokens_total{{expert="{expert}",layer="{layer}"}} {tokens}.0')
-    return "\n".join(lines).encode() + b"\n"
+    rows = [
+        [
+            0 if layer % 3 == 0 and expert == layer % experts else int(scale * 1000 * rng.paretovariate(2.2))
+            for expert in range(experts)
+        ]
+        for layer in range(layers)
+    ]
+    mark = b'# TYPE omni_expert_tokens counter\nomni_expert_tokens_total{expert="0",layer="0"} 1.0\n'
+    return {"/metrics": mark, "/omni/experts": json.dumps({"tokens": rows}).encode()}
 
 
 def vllm_metrics(kv_tokens: int) -> bytes:

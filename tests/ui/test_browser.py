@@ -19,7 +19,7 @@ from tests.ui.conftest import (
     admin,
     admin_url,
     artefacts,
-    expert_metrics,
+    expert_counters,
     slow_decode,
     slow_prefill,
     traffic,
@@ -53,7 +53,8 @@ async def busy(start: Start) -> Rig:
         # They are asked once more what they hold when they come up again.
         worker.gets["/metrics"] = vllm_metrics(60_000 if name[0] == "p" else 5_000)
         if name in ("d0", "d1"):
-            worker.gets["/metrics"] += expert_metrics(26, 64, number)
+            for path, body in expert_counters(26, 64, number).items():
+                worker.gets[path] = worker.gets.get(path, b"") + body
         worker.healthy = False
     async with asyncio.timeout(10):
         while any(w.up for w in rig.gateway.scheduling.workers()):

@@ -70,6 +70,7 @@ class WorkerServer:
             Route("/sleep", self._sleep, methods=["POST"]),
             Route("/wake_up", self._wake_up, methods=["POST"]),
             Route("/is_sleeping", self._is_sleeping),
+            Route("/omni/experts", self._experts),
             Route("/omni/release", self._release, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {
@@ -181,6 +182,11 @@ class WorkerServer:
 
     async def _is_sleeping(self, request: Request) -> Response:
         return json_response({"is_sleeping": self.engine.asleep})
+
+    async def _experts(self, request: Request) -> Response:
+        """What the metrics say of experts, in a form that is quickly read: a table for each large model's gateway."""
+        stats = self.engine.stats()
+        return json_response({"tokens": stats.expert_tokens, "imbalance": stats.expert_imbalance})
 
     async def _release(self, request: Request) -> Response:
         body = await self._body(request, ReleaseRequest)

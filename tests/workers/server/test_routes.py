@@ -63,7 +63,7 @@ def test_metrics_have_the_names_of_vllm(own_server: LiveServer) -> None:
     with httpx.Client(base_url=own_server.url, timeout=5, trust_env=False) as http:
         http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True})
         http.post("/v1/completions", json={"prompt": [5], "max_tokens": 9, "stop_token_ids": [5]})
-        text = http.get("/metrics").text
+        text, experts = http.get("/metrics").text, http.get("/omni/experts").json()
     names = {"model_name": "tiny", "engine": "0"}
     found = {
         (sample.name, *sorted((k, v) for k, v in sample.labels.items() if k not in names)): sample.value
@@ -94,6 +94,7 @@ def test_metrics_have_the_names_of_vllm(own_server: LiveServer) -> None:
     assert found["omni_kv_bytes_received_total",] == 2048
     assert found["omni_kv_blocks_leased",] == 0
     assert found["omni_expert_tokens_total", ("expert", "1"), ("layer", "0")] == 2
+    assert experts == {"tokens": [[1, 2], [3, 4]], "imbalance": []}
 
 
 def test_leaving_clients_are_counted_as_aborted(own_server: LiveServer) -> None:
