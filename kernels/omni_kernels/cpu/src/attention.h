@@ -12,7 +12,6 @@ struct Attend {
     const omni_cache* cache;
     float scale;
     float* out;      // [rows, q_heads * value_dim]
-    int64_t rows_a_task;
 };
 
 struct AttendScratch {
@@ -26,8 +25,8 @@ struct AttendScratch {
         return a;
     }
     void carve(Carver& c, int64_t vectors, int64_t dim, int64_t value_dim) {
-        q = c.take<float>(vectors * dim);
-        s = c.take<float>(vectors * KEYS);
+        q = c.take<float>(vectors * (dim + W));
+        s = c.take<float>(4 * KEYS);
         kt = c.take<float>((dim + W) * KEYS);
         row = c.take<float>(KEYS * (dim + W));
         v = c.take<float>(KEYS * (value_dim + W));
@@ -37,106 +36,192 @@ struct AttendScratch {
     }
 };
 
-// Where the tile's keys and values lie: [base, base + n) of a sequence, then the zeros for the rest.
+// Where keys [base, base + n) of a sequence and their values lie, those of the first head of a block.
 struct TileRows {
     const char* key[KEYS];
     const char* value[KEYS];
+    int64_t n = 0;
 };
 
 INLINE void find_rows(const Attend& a, const int64_t* table, int64_t head, int64_t base, int64_t n, TileRows& rows) {
     const omni_cache& c = *a.cache;
-    const int64_t bytes = c.dtype == OMNI_BF16 ? 2 : 4;
-    for (int64_t j = 0; j < n; j++) {
-        const int64_t key = base + j;
-        const int64_t token = table[key / c.block_size] * c.block_size + key % c.block_size;
-        const int64_t at = (token * c.row_stride + head * c.head_stride) * bytes;
-        rows.key[j] = static_cast<const char*>(c.keys) + at;
-        rows.value[j] = static_cast<const char*>(c.values) + at;
+    const int64_t bytes = c.dtype == OMNI_BF16 ? 2 : 4, step = c.row_stride * bytes;
+    rows.n = n;
+    int64_t block = base / c.block_size, in_block = base % c.block_size;
+    for (int64_t j = 0; j < n; block++, in_block = 0) {
+        int64_t at = ((table[block] * c.block_size + in_block) * c.row_stride + head * c.head_stride) * bytes;
+        for (; j < n && in_block < c.block_size; j++, in_block++, at += step) {
+            rows.key[j] = static_cast<const char*>(c.keys) + at;
+            rows.value[j] = static_cast<const char*>(c.values) + at;
+        }
     }
 }
 
-// Rows of whole vectors, as float32, padded with zeros, in `room`; the pointers then name those.
-INLINE void copy_rows(const char** row, int64_t n, int64_t width, int64_t padded, int dtype, float* room) {
+// What will be read next: `offset` bytes from where `rows` say. Fetched into L2 while a tile's keys are transposed.
+struct Coming {
+    const TileRows* rows;
+    int64_t offset;
+    __attribute__((always_inline)) void fetch(int64_t j, int64_t at) const {
+        if (j >= rows->n) return;
+        __builtin_prefetch(rows->key[j] + offset + at, 0, 2);
+        __builtin_prefetch(rows->value[j] + offset + at, 0, 2);
+    }
+};
+
+// Rows of whole vectors, as float32, padded with zeros, in `room`.
+INLINE void copy_rows(const char* const* row, int64_t offset, int64_t n, int64_t width, int64_t padded, int dtype,
+                      float* room) {
     for (int64_t j = 0; j < n; j++) {
         float* out = room + j * padded;
-        for (int64_t d = 0; d < width; d++) out[d] = get(row[j], dtype, d);
+        for (int64_t d = 0; d < width; d++) out[d] = get(row[j] + offset, dtype, d);
         for (int64_t d = width; d < padded; d++) out[d] = 0.0f;
-        row[j] = reinterpret_cast<const char*>(out);
     }
 }
 
-template <int DT>
-INLINE void widen_rows(const char** row, int64_t n, int64_t width, float* room) {
-    for (int64_t j = 0; j < n; j++) {
-        float* out = room + j * width;
-        for (int64_t d = 0; d < width; d += W)
-            store(out + d, load_as<DT>(row[j] + d * (DT == OMNI_BF16 ? 2 : 4)));
-        row[j] = reinterpret_cast<const char*>(out);
-    }
+INLINE void widen_rows(const char* const* row, int64_t offset, int64_t n, int64_t width, float* room) {
+    for (int64_t j = 0; j < n; j++)
+        for (int64_t d = 0; d < width; d += W) store(room + j * width + d, load_as<OMNI_BF16>(row[j] + offset + d * 2));
 }
 
-// kt [padded][KEYS] of whole-vector rows; keys past n are zero.
+// W keys' values at d..d+3, one vector each: out[i][j] = key[j][d + i]. Four lanes of four rows are loaded into each
+// vector, which halves the shuffles of a transposition by registers.
 template <int DT>
-INLINE void transpose_keys(const char* const* key, int64_t n, int64_t padded, float* kt) {
-    for (int64_t j0 = 0; j0 < KEYS; j0 += W)
-        for (int64_t d = 0; d < padded; d += W) {
-            vf square[W];
-            if (j0 + W <= n) {
-                unroll<W>(EACH { square[i] = load_as<DT>(key[j0 + i] + d * (DT == OMNI_BF16 ? 2 : 4)); });
-            } else {
-                for (int j = 0; j < W; j++)
-                    square[j] = j0 + j < n ? load_as<DT>(key[j0 + j] + d * (DT == OMNI_BF16 ? 2 : 4)) : vf{};
-            }
-            if (j0 < n) transpose(square);
-            unroll<W>(EACH { store(kt + (d + i) * KEYS + j0, square[i]); });
+INLINE void columns(const char* const* key, int64_t at, vf (&out)[4]) {
+#if OMNI_LANES == 16
+    __m512 row[4];
+    unroll<4>(EACH {
+        const auto four = [&](int j) __attribute__((always_inline)) {
+            const char* p = key[j] + at;
+            if constexpr (DT == OMNI_F32) return _mm_loadu_ps(reinterpret_cast<const float*>(p));
+            const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+            return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
+        };
+        row[i] = _mm512_castps128_ps512(four(i));
+        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0x00f0, four(i + 4));
+        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0x0f00, four(i + 8));
+        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0xf000, four(i + 12));
+    });
+    const __m512d a = (__m512d)_mm512_unpacklo_ps(row[0], row[1]), b = (__m512d)_mm512_unpackhi_ps(row[0], row[1]);
+    const __m512d c = (__m512d)_mm512_unpacklo_ps(row[2], row[3]), d = (__m512d)_mm512_unpackhi_ps(row[2], row[3]);
+    out[0] = (vf)_mm512_unpacklo_pd(a, c);
+    out[1] = (vf)_mm512_unpackhi_pd(a, c);
+    out[2] = (vf)_mm512_unpacklo_pd(b, d);
+    out[3] = (vf)_mm512_unpackhi_pd(b, d);
+#elif OMNI_LANES == 8
+    __m256 row[4];
+    unroll<4>(EACH {
+        const auto four = [&](int j) __attribute__((always_inline)) {
+            const char* p = key[j] + at;
+            if constexpr (DT == OMNI_F32) return _mm_loadu_ps(reinterpret_cast<const float*>(p));
+            const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+            return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
+        };
+        row[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(four(i)), four(i + 4), 1);
+    });
+    const __m256d a = (__m256d)_mm256_unpacklo_ps(row[0], row[1]), b = (__m256d)_mm256_unpackhi_ps(row[0], row[1]);
+    const __m256d c = (__m256d)_mm256_unpacklo_ps(row[2], row[3]), d = (__m256d)_mm256_unpackhi_ps(row[2], row[3]);
+    out[0] = (vf)_mm256_unpacklo_pd(a, c);
+    out[1] = (vf)_mm256_unpackhi_pd(a, c);
+    out[2] = (vf)_mm256_unpacklo_pd(b, d);
+    out[3] = (vf)_mm256_unpackhi_pd(b, d);
+#else
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < W; j++) out[i][j] = get(key[j] + at, DT, i);
+#endif
+}
+
+// kt [padded][KEYS] of whole-vector rows; `key` names rows up to a whole vector of them.
+template <int DT>
+INLINE void transpose_keys(const char* const* key, int64_t n, int64_t padded, float* kt, const Coming& coming) {
+    constexpr int64_t BYTES = DT == OMNI_BF16 ? 2 : 4;
+    for (int64_t j0 = 0; j0 < n; j0 += W)
+        for (int64_t d = 0; d < padded; d += 4) {
+            if (d * BYTES % 64 == 0)
+                for (int j = 0; j < W; j++) coming.fetch(j0 + j, d * BYTES);
+            vf column[4];
+            columns<DT>(key + j0, d * BYTES, column);
+            unroll<4>(EACH { store(kt + (d + i) * KEYS + j0, column[i]); });
         }
 }
 
-// Keys [base, base + n) transposed to kt [dim][KEYS]; `rows.value` names float32 rows, padded to whole vectors.
-INLINE void load_tile(const Attend& a, const int64_t* table, int64_t head, int64_t base, int64_t n, AttendScratch& s,
-                      TileRows& rows) {
-    const omni_cache& c = *a.cache;
-    const int64_t wide = (c.dim + W - 1) / W * W, padded = (c.value_dim + W - 1) / W * W;
-    find_rows(a, table, head, base, n, rows);
-    if (wide != c.dim) {
-        copy_rows(rows.key, n, c.dim, wide, c.dtype, s.row);
-        transpose_keys<OMNI_F32>(rows.key, n, wide, s.kt);
-    } else if (c.dtype == OMNI_BF16) {
-        transpose_keys<OMNI_BF16>(rows.key, n, wide, s.kt);
-    } else {
-        transpose_keys<OMNI_F32>(rows.key, n, wide, s.kt);
+// s[m][KEYS] = q[m][dim] . keys, for G vectors of keys from j0 on: as `scores`, without the way over kt.
+template <int DT, int M, int G>
+INLINE void few_scores(const char* const* key, int64_t j0, int64_t dim, const float* q, float* s, const Coming& coming) {
+    constexpr int64_t BYTES = DT == OMNI_BF16 ? 2 : 4;
+    vf acc[G * M] = {};
+    for (int64_t d = 0; d < dim; d += 4) {
+        if (d * BYTES % 64 == 0)
+            for (int j = 0; j < G * W; j++) coming.fetch(j0 + j, d * BYTES);
+        unroll<G>([&](auto g) __attribute__((always_inline)) {
+            vf column[4];
+            columns<DT>(key + j0 + g * W, d * BYTES, column);
+            unroll<4>([&](auto i) __attribute__((always_inline)) {
+                unroll<M>([&](auto m) __attribute__((always_inline)) {
+                    acc[g * M + m] = splat(q[m * dim + d + i]) * column[i] + acc[g * M + m];
+                });
+            });
+        });
     }
-    if (padded != c.value_dim) copy_rows(rows.value, n, c.value_dim, padded, c.dtype, s.v);
-    else if (c.dtype == OMNI_BF16) widen_rows<OMNI_BF16>(rows.value, n, padded, s.v);
+    unroll<G * M>(EACH { store(s + i % M * KEYS + j0 + i / M * W, acc[i]); });
+}
+
+// One head's tile: where its keys lie (up to a whole vector of them, the last again), and its values as float32 rows,
+// both padded to whole vectors.
+struct HeadTile {
+    const char* key[KEYS];
+    const float* value[KEYS];
+    int dtype;  // of the keys
+};
+
+INLINE void load_tile(const omni_cache& c, const TileRows& rows, int64_t offset, AttendScratch& s, HeadTile& tile) {
+    const int64_t wide = (c.dim + W - 1) / W * W, padded = (c.value_dim + W - 1) / W * W, n = rows.n;
+    tile.dtype = wide == c.dim ? c.dtype : OMNI_F32;
+    if (wide != c.dim) copy_rows(rows.key, offset, n, c.dim, wide, c.dtype, s.row);
+    for (int64_t j = 0; j < n; j++)
+        tile.key[j] = wide == c.dim ? rows.key[j] + offset : reinterpret_cast<const char*>(s.row + j * wide);
+    for (int64_t j = n; j % W; j++) tile.key[j] = tile.key[n - 1];
+    const bool whole = padded == c.value_dim;
+    if (whole && c.dtype == OMNI_F32) {
+        for (int64_t j = 0; j < n; j++) tile.value[j] = reinterpret_cast<const float*>(rows.value[j] + offset);
+        return;
+    }
+    if (whole) widen_rows(rows.value, offset, n, padded, s.v);
+    else copy_rows(rows.value, offset, n, c.value_dim, padded, c.dtype, s.v);
+    for (int64_t j = 0; j < n; j++) tile.value[j] = s.v + j * padded;
 }
 
 // s[m][KEYS] = q[m][dim] . kt, M rows and N vectors of keys at a time: enough chains to hide a multiply-add's latency.
-template <int M>
-INLINE void scores(const float* q, const float* kt, int64_t dim, float* s) {
-    constexpr int N = W == 16 || (W == 8 && M < 4) ? 4 : 2;
-    for (int64_t j = 0; j < KEYS; j += N * W) {
-        vf acc[N * M] = {};
-        for (int64_t d = 0; d < dim; d++) {
-            vf k[N];
-            unroll<N>(EACH { k[i] = load(kt + d * KEYS + j + i * W); });
-            unroll<M>([&](auto m) __attribute__((always_inline)) {
-                const vf x = splat(q[m * dim + d]);
-                unroll<N>(EACH { acc[m * N + i] = x * k[i] + acc[m * N + i]; });
-            });
-        }
-        unroll<N * M>(EACH { store(s + i / N * KEYS + j + i % N * W, acc[i]); });
+template <int M, int N>
+INLINE void score_vectors(const float* q, const float* kt, int64_t dim, float* s) {
+    vf acc[N * M] = {};
+    for (int64_t d = 0; d < dim; d++) {
+        vf k[N];
+        unroll<N>(EACH { k[i] = load(kt + d * KEYS + i * W); });
+        unroll<M>([&](auto m) __attribute__((always_inline)) {
+            const vf x = splat(q[m * dim + d]);
+            unroll<N>(EACH { acc[m * N + i] = x * k[i] + acc[m * N + i]; });
+        });
     }
+    unroll<N * M>(EACH { store(s + i / N * KEYS + i % N * W, acc[i]); });
+}
+template <int M>
+INLINE void scores(const float* q, const float* kt, int64_t n, int64_t dim, float* s) {
+    constexpr int N = W == 16 || (W == 8 && M < 4) ? 4 : 2;
+    int64_t j = 0;
+    for (; j + N * W <= n; j += N * W) score_vectors<M, N>(q, kt + j, dim, s + j);
+    for (; j < n; j += W) score_vectors<M, 1>(q, kt + j, dim, s + j);
 }
 
-// Scores of one row -> weights; `seen` keys of the tile are visible. Returns what older sums must be scaled by.
-INLINE float soften(float* s, int64_t seen, float& most, float& sum) {
-    for (int64_t j = seen; j < KEYS; j++) s[j] = -__builtin_inff();
+// Scores of one row -> weights; of the tile's `n` keys `seen` are visible. Returns what older sums must be scaled by.
+INLINE float soften(float* s, int64_t seen, int64_t n, float& most, float& sum) {
+    const int64_t whole = (n + W - 1) / W * W;
+    for (int64_t j = seen; j < whole; j++) s[j] = -__builtin_inff();
     vf highest = load(s);
-    for (int64_t j = W; j < KEYS; j += W) highest = vmax(load(s + j), highest);
+    for (int64_t j = W; j < whole; j += W) highest = vmax(load(s + j), highest);
     float top = hmax(highest);
     top = most > top ? most : top;
     vf total{};
-    for (int64_t j = 0; j < KEYS; j += W) {
+    for (int64_t j = 0; j < whole; j += W) {
         vf p = vexp(load(s + j) - splat(top));
         store(s + j, p);
         total += p;
@@ -151,12 +236,12 @@ INLINE float soften(float* s, int64_t seen, float& most, float& sum) {
 
 // o[m][padded] = o * keep[m] + p[m][n] . rows v[n], float32; N vectors from column d on.
 template <int M, int N>
-INLINE void gather_columns(const float* p, const char* const* v, const float* keep, int64_t n, int64_t padded,
+INLINE void gather_columns(const float* p, const float* const* v, const float* keep, int64_t n, int64_t padded,
                            int64_t d, float* o) {
     vf acc[M * N];
     unroll<M * N>(EACH { acc[i] = load(o + i / N * padded + d + i % N * W) * splat(keep[i / N]); });
     for (int64_t j = 0; j < n; j++) {
-        const float* row = reinterpret_cast<const float*>(v[j]) + d;
+        const float* row = v[j] + d;
         vf x[N];
         unroll<N>(EACH { x[i] = load(row + i * W); });
         unroll<M>([&](auto m) __attribute__((always_inline)) {
@@ -168,7 +253,7 @@ INLINE void gather_columns(const float* p, const char* const* v, const float* ke
 }
 
 template <int M>
-INLINE void gather_values(const float* p, const char* const* v, const float* keep, int64_t n, int64_t padded, float* o) {
+INLINE void gather_values(const float* p, const float* const* v, const float* keep, int64_t n, int64_t padded, float* o) {
     int64_t d = 0;
     if constexpr (M < 4)
         for (; d + 4 * W <= padded; d += 4 * W) gather_columns<M, 4>(p, v, keep, n, padded, d, o);
@@ -176,68 +261,135 @@ INLINE void gather_values(const float* p, const char* const* v, const float* kee
     for (; d < padded; d += W) gather_columns<M, 1>(p, v, keep, n, padded, d, o);
 }
 
-// M query vectors from m on against one tile; `seen0` keys of it are visible to the block's first row.
+// What the query vectors of one head meet in one tile; vector v of the head is number `at` + v of the block's.
+struct Meeting {
+    const HeadTile* tile;
+    int64_t at, group, seen0, n, dim, padded;  // `seen0` keys of the tile are visible to the block's first row
+};
+
+// M vectors from v on, whose scores are in t.s.
 template <int M>
-INLINE void attend_vectors(AttendScratch& t, const TileRows& rows, int64_t m, int64_t group, int64_t seen0, int64_t n,
-                           int64_t dim, int64_t padded) {
-    if (seen0 + (m + M - 1) / group <= 0) return;
-    float* s = t.s + m * KEYS;
-    scores<M>(t.q + m * dim, t.kt, dim, s);
+INLINE void weigh(AttendScratch& t, const Meeting& x, int64_t v) {
     float keep[M];
     for (int i = 0; i < M; i++) {
-        const int64_t seen = seen0 + (m + i) / group;
+        const int64_t seen = x.seen0 + (v + i) / x.group, at = x.at + v + i;
         keep[i] = 1.0f;
-        if (seen > 0) keep[i] = soften(s + i * KEYS, min64(seen, KEYS), t.most[m + i], t.sum[m + i]);
+        if (seen > 0) keep[i] = soften(t.s + i * KEYS, min64(seen, x.n), x.n, t.most[at], t.sum[at]);
         else
-            for (int64_t j = 0; j < KEYS; j++) s[i * KEYS + j] = 0.0f;
+            for (int64_t j = 0; j < x.n; j++) t.s[i * KEYS + j] = 0.0f;
     }
-    gather_values<M>(s, rows.value, keep, n, padded, t.o + m * padded);
+    gather_values<M>(t.s, x.tile->value, keep, x.n, x.padded, t.o + (x.at + v) * x.padded);
 }
 
-// Query rows [r0, r0 + rows) of sequence `s` against the keys of one key head.
-static void attend_block(const Attend& a, int64_t s, int64_t r0, int64_t rows, int64_t head, AttendScratch& t) {
+template <int M>
+INLINE void attend_vectors(AttendScratch& t, const Meeting& x, int64_t v) {
+    if (x.seen0 + (v + M - 1) / x.group <= 0) return;
+    scores<M>(t.q + (x.at + v) * x.dim, t.kt, x.n, x.dim, t.s);
+    weigh<M>(t, x, v);
+}
+
+// The head's only M vectors.
+template <int DT, int M>
+INLINE void attend_few(AttendScratch& t, const Meeting& x, const Coming& coming) {
+    const float* q = t.q + x.at * x.dim;
+    int64_t j = 0;
+    for (; j + 2 * W <= x.n; j += 2 * W) few_scores<DT, M, 2>(x.tile->key, j, x.dim, q, t.s, coming);
+    for (; j < x.n; j += W) few_scores<DT, M, 1>(x.tile->key, j, x.dim, q, t.s, coming);
+    weigh<M>(t, x, 0);
+}
+
+template <int DT>
+INLINE void attend_head(AttendScratch& t, const Meeting& x, int64_t vectors, const Coming& coming) {
+    if (vectors == 1) return attend_few<DT, 1>(t, x, coming);
+    if (vectors == 2) return attend_few<DT, 2>(t, x, coming);
+    transpose_keys<DT>(x.tile->key, x.n, x.dim, t.kt, coming);
+    int64_t v = 0;
+    for (; v + 4 <= vectors; v += 4) attend_vectors<4>(t, x, v);
+    for (; v + 2 <= vectors; v += 2) attend_vectors<2>(t, x, v);
+    for (; v < vectors; v++) attend_vectors<1>(t, x, v);
+}
+
+// Query rows [r0, r0 + rows) of sequence `s`, heads [head, head + heads) of the keys.
+struct Block {
+    int64_t s, r0, rows, head, heads;
+};
+
+INLINE void begin_block(const Attend& a, const Block& b, int64_t wide, int64_t padded, AttendScratch& t) {
+    const int64_t group = a.q_heads / a.cache->heads, dim = a.cache->dim, each = b.rows * group;
+    for (int64_t v = 0; v < b.heads * each; v++) {
+        const int64_t head = b.head + v / each, m = v % each;
+        const float* q = a.q + (b.r0 + m / group) * a.q_stride + (head * group + m % group) * dim;
+        for (int64_t d = 0; d < dim; d++) t.q[v * wide + d] = q[d] * a.scale;
+        for (int64_t d = dim; d < wide; d++) t.q[v * wide + d] = 0.0f;
+        for (int64_t d = 0; d < padded; d++) t.o[v * padded + d] = 0.0f;
+        t.most[v] = -__builtin_inff();
+        t.sum[v] = 0.0f;
+    }
+}
+
+INLINE void end_block(const Attend& a, const Block& b, int64_t padded, const AttendScratch& t) {
+    const int64_t group = a.q_heads / a.cache->heads, width = a.cache->value_dim, each = b.rows * group;
+    for (int64_t v = 0; v < b.heads * each; v++) {
+        const int64_t head = b.head + v / each, m = v % each;
+        float* out = a.out + ((b.r0 + m / group) * a.q_heads + head * group + m % group) * width;
+        const float inverse = 1.0f / t.sum[v];
+        for (int64_t d = 0; d < width; d++) out[d] = t.o[v * padded + d] * inverse;
+    }
+}
+
+// The keys lie head beside head: with all heads of a tile before the next tile they are read once, in order.
+static void attend_block(const Attend& a, const Block& b, AttendScratch& t) {
     const omni_cache& c = *a.cache;
-    const int64_t group = a.q_heads / c.heads, dim = c.dim, padded = (c.value_dim + W - 1) / W * W;
-    const int64_t vectors = rows * group, first = a.ragged->query_start[s];
-    const int64_t seen0 = a.ragged->kv_lens[s] - (a.ragged->query_start[s + 1] - first) + (r0 - first) + 1;
-    const int64_t* table = a.ragged->tables + a.ragged->table_start[s];
-    TileRows tile_rows;
-    for (int64_t m = 0; m < vectors; m++) {
-        const float* q = a.q + (r0 + m / group) * a.q_stride + (head * group + m % group) * dim;
-        for (int64_t d = 0; d < dim; d++) t.q[m * dim + d] = q[d] * a.scale;
-        for (int64_t d = 0; d < padded; d++) t.o[m * padded + d] = 0.0f;
-        t.most[m] = -__builtin_inff();
-        t.sum[m] = 0.0f;
+    const int64_t group = a.q_heads / c.heads, wide = (c.dim + W - 1) / W * W;
+    const int64_t padded = (c.value_dim + W - 1) / W * W;
+    const int64_t first = a.ragged->query_start[b.s], vectors = b.rows * group;
+    const int64_t seen0 = a.ragged->kv_lens[b.s] - (a.ragged->query_start[b.s + 1] - first) + (b.r0 - first) + 1;
+    const int64_t keys = seen0 + b.rows - 1, next_head = c.head_stride * (c.dtype == OMNI_BF16 ? 2 : 4);
+    const int64_t* table = a.ragged->tables + a.ragged->table_start[b.s];
+    begin_block(a, b, wide, padded, t);
+    TileRows tiles[2];
+    HeadTile tile;
+    find_rows(a, table, b.head, 0, min64(KEYS, keys), tiles[0]);
+    for (int64_t base = 0, turn = 0; base < keys; base += KEYS, turn ^= 1) {
+        const TileRows& rows = tiles[turn];
+        find_rows(a, table, b.head, base + KEYS, min64(KEYS, keys - base - KEYS), tiles[turn ^ 1]);
+        for (int64_t h = 0; h < b.heads; h++) {
+            const Coming coming = h + 1 < b.heads ? Coming{&rows, (h + 1) * next_head} : Coming{&tiles[turn ^ 1], 0};
+            load_tile(c, rows, h * next_head, t, tile);
+            const Meeting x{&tile, h * vectors, group, seen0 - base, rows.n, wide, padded};
+            if (tile.dtype == OMNI_BF16) attend_head<OMNI_BF16>(t, x, vectors, coming);
+            else attend_head<OMNI_F32>(t, x, vectors, coming);
+        }
     }
-    for (int64_t base = 0; base < seen0 + rows - 1; base += KEYS) {
-        const int64_t n = min64(KEYS, seen0 + rows - 1 - base);
-        load_tile(a, table, head, base, n, t, tile_rows);
-        int64_t m = 0;
-        for (; m + 4 <= vectors; m += 4) attend_vectors<4>(t, tile_rows, m, group, seen0 - base, n, dim, padded);
-        for (; m + 2 <= vectors; m += 2) attend_vectors<2>(t, tile_rows, m, group, seen0 - base, n, dim, padded);
-        for (; m < vectors; m++) attend_vectors<1>(t, tile_rows, m, group, seen0 - base, n, dim, padded);
-    }
-    for (int64_t m = 0; m < vectors; m++) {
-        float* out = a.out + ((r0 + m / group) * a.q_heads + head * group + m % group) * c.value_dim;
-        const float inverse = 1.0f / t.sum[m];
-        for (int64_t d = 0; d < c.value_dim; d++) out[d] = t.o[m * padded + d] * inverse;
-    }
+    end_block(a, b, padded, t);
+}
+
+constexpr int64_t VECTORS = 64;  // query vectors of a block, at least one row's of one head
+
+// Heads that a block of few rows takes together: as many as its vectors allow and keep the team busy.
+INLINE int64_t heads_a_block(const Attend& a, int64_t rows, int64_t group, int team) {
+    const int64_t most = VECTORS / (rows * group), heads = a.cache->heads;
+    const int64_t shared = team == 1 ? heads : (a.ragged->sequences * heads + 2 * team - 1) / (2 * team);
+    const int64_t wanted = min64(min64(most, heads), shared);
+    return wanted > 1 ? wanted : 1;
 }
 
 static void attend(Team& team, const Attend& a) {
-    const int64_t group = a.q_heads / a.cache->heads;
-    const int64_t block = group >= 64 ? 1 : 64 / group;
-    AttendScratch scratch = AttendScratch::get(block * group, a.cache->dim, a.cache->value_dim);
+    const int64_t heads = a.cache->heads, group = a.q_heads / heads;
+    const int64_t block = group >= VECTORS ? 1 : VECTORS / group;
+    AttendScratch scratch = AttendScratch::get(VECTORS > group ? VECTORS : group, a.cache->dim, a.cache->value_dim);
     if (!scratch.q) return team.fail(OMNI_NO_MEMORY);
     int64_t task = team.next(INT64_MAX), number = 0;
     for (int64_t s = 0; s < a.ragged->sequences; s++) {
         const int64_t first = a.ragged->query_start[s], rows = a.ragged->query_start[s + 1] - first;
-        for (int64_t r = 0; r < rows; r += block)
-            for (int64_t head = 0; head < a.cache->heads; head++)
+        for (int64_t r = 0; r < rows; r += block) {
+            const int64_t n = min64(block, rows - r), together = heads_a_block(a, n, group, team.size());
+            for (int64_t head = 0; head < heads; head += together)
                 if (number++ == task) {
-                    attend_block(a, s, first + r, min64(block, rows - r), head, scratch);
+                    attend_block(a, {s, first + r, n, head, min64(together, heads - head)}, scratch);
                     task = team.next(INT64_MAX);
                 }
+        }
     }
 }
 

@@ -81,7 +81,26 @@ static void narrow(const float* src, int64_t n, void* dst, int dtype) {
     for (int64_t i = 0; i < n; i++) d[i] = to_bf16(src[i]);
 }
 
-// Sum and maximum of the lanes, in a fixed order.
+// Sum and maximum of the lanes: of its halves, of their halves and so on, whatever the instruction set.
+#if OMNI_LANES >= 8
+template <class F>
+INLINE float fold(vf v, const F& both) {
+#if OMNI_LANES == 16
+    const __m256 eight = both(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+    const __m256 eight = (__m256)v;
+#endif
+    const __m256 four = both(eight, _mm256_permute2f128_ps(eight, eight, 1));
+    const __m256 two = both(four, _mm256_permute_ps(four, 0x4e));
+    return _mm256_cvtss_f32(both(two, _mm256_permute_ps(two, 0xb1)));
+}
+INLINE float hsum(vf v) {
+    return fold(v, [](__m256 a, __m256 b) __attribute__((always_inline)) { return a + b; });
+}
+INLINE float hmax(vf v) {
+    return fold(v, [](__m256 a, __m256 b) __attribute__((always_inline)) { return _mm256_max_ps(a, b); });
+}
+#else
 INLINE float hsum(vf v) {
     float lane[W];
     store(lane, v);
@@ -96,6 +115,7 @@ INLINE float hmax(vf v) {
     for (int i = 1; i < W; i++) best = lane[i] > best ? lane[i] : best;
     return best;
 }
+#endif
 
 // e^x: 2^n by exponent bits, the rest by a polynomial of degree 6 (Cephes' expf); error below 2 ulp. 0 below -87.3.
 INLINE vf vexp(vf x) {
@@ -144,26 +164,4 @@ INLINE vf silu(vf x) {
 #else
     return x / d;
 #endif
-}
-
-// W rows of W floats -> transposed, by log2(W) rounds of interleaving halves.
-INLINE void zip(vf a, vf b, vf& low, vf& high) {
-#if OMNI_LANES == 16
-    const vi first = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-    const vi second = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-#elif OMNI_LANES == 8
-    const vi first = {0, 8, 1, 9, 2, 10, 3, 11}, second = {4, 12, 5, 13, 6, 14, 7, 15};
-#else
-    const vi first = {0, 4, 1, 5}, second = {2, 6, 3, 7};
-#endif
-    low = __builtin_shuffle(a, b, first);
-    high = __builtin_shuffle(a, b, second);
-}
-INLINE void transpose(vf (&row)[W]) {
-    constexpr int ROUNDS = W == 16 ? 4 : W == 8 ? 3 : 2;
-    unroll<ROUNDS>([&](auto) __attribute__((always_inline)) {
-        vf next[W];
-        unroll<W / 2>(EACH { zip(row[i], row[i + W / 2], next[2 * i], next[2 * i + 1]); });
-        unroll<W>(EACH { row[i] = next[i]; });
-    });
 }

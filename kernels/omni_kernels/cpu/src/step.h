@@ -131,7 +131,7 @@ static bool attention_layer(Team& team, Step& s, int64_t index) {
     if (!team.sync()) return false;
     if (team.rank == 0) tell_progress(s.args, index + 1);
     const float scale = 1.0f / __builtin_sqrtf(float(m.dim));
-    attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen, 0});
+    attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen});
     if (!team.sync()) return false;
     linear(team, s.seen, s.args->rows, layer.out, Put<true>{s.x, m.hidden, layer.out_bias});
     return team.sync();
