@@ -14,9 +14,9 @@ from typing import Final
 
 from omni_proxy.access.shared import Counts
 from omni_proxy.api.exchange import Exchange
-from omni_proxy.build import Front
 from omni_proxy.config import Config
 from omni_proxy.errors import ErrorCode
+from omni_proxy.halves import Front
 from omni_proxy.messages import Adopted, Arrived, Close, Event, Lease, Leg, Outcome, RequestRecord, RequestSpec
 from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.processes.link import EdgeRejected, FromScheduler, Goodbye, Hello, Link, Members, front_decoder

@@ -15,8 +15,8 @@ from pathlib import Path
 import uvicorn
 
 from omni_proxy.api.serving import QuietServer
-from omni_proxy.build import Scheduling
 from omni_proxy.config import Config
+from omni_proxy.halves import Scheduling
 from omni_proxy.messages import Abort, Effect, FrontLost, Prewarm, StartDecode, StartPrefill
 from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.processes.link import EdgeRejected, FromFront, Goodbye, Hello, Link, Members, scheduler_decoder

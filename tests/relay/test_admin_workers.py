@@ -242,7 +242,7 @@ async def test_the_command_line_does_the_same(start: Start, tmp_path: Path, caps
 
 
 async def test_without_a_file_to_load_again_that_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_proxy.build.RELOAD_S", 0.1)
+    monkeypatch.setattr("omni_proxy.halves.scheduling.RELOAD_S", 0.1)
     rig = await start(AGGREGATED, m0=decode_stream)
     scheduling = rig.gateway.scheduling
     async with admin(rig) as client:
