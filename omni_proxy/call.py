@@ -56,9 +56,10 @@ INTERNAL_FIELDS: Final = frozenset(
         "disagg_prefill_dp_rank",
         "routed_dp_rank",
         "data_parallel_rank",
+        "rid",
     }
 )
-"""Fields with which workers talk about KV: never taken from a client."""
+"""Fields with which workers talk about KV, and by which they know a request: never taken from a client."""
 
 
 _LIST: Final = ord("[")

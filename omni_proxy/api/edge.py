@@ -326,6 +326,8 @@ class Edge:
         exchange.legs[leg.lease.attempt] = leg
         call = exchange.leg_call
         assert call is not None
+        if upstream.connector.aborts_by_call:
+            leg.tell_end = partial(upstream.abort, request_id)
         data = upstream.request(call.path.encode(), exchange.forward, request_id, body, call.content_type)
         leg.ticket = upstream.pool.request(data, leg, not_after)
         if exchange.slow_since is not None:
@@ -336,9 +338,8 @@ class Edge:
         leg = exchange.legs.pop(lease.attempt, None) if exchange is not None else None
         if exchange is not None and exchange.ask_id and isinstance(leg, PrefillLeg):
             self._asking.pop(exchange.ask_id, None)
-        if leg is not None and leg.ticket is not None:
-            leg.ticket.abort()
-            leg.ticket = None
+        if leg is not None:
+            leg.close()
 
     # ------------------------------------------------------------ D asks for its prefill
 

@@ -68,6 +68,7 @@ class Leg(ABC):
         "loop",
         "parked",
         "status",
+        "tell_end",
         "ticket",
     )
 
@@ -78,6 +79,8 @@ class Leg(ABC):
         self.ticket: Ticket | None = None
         self.parked: Callable[[Raw | None], None] | None = None
         """Sends the leg, with what the other side said; None: it was sent."""
+        self.tell_end: Callable[[], None] | None = None
+        """Has its worker end the request; None: closing the connection does."""
         self.status = 0
         """The worker's status; 0: its answer has not begun."""
         self.headers: Headers = []
@@ -133,9 +136,17 @@ class Leg(ABC):
 
     def cut(self, failure: Failure) -> None:
         """End the leg from our side and report it."""
-        if self.ticket is not None:
-            self.ticket.abort()
+        self.close()
         self.on_failure(failure)
+
+    def close(self) -> None:
+        """End the request under the leg, as its engine understands it; nothing more is heard of it."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is None or ticket.done:
+            return
+        ticket.abort()
+        if self.tell_end is not None and ticket.sent_at:
+            self.tell_end()
 
     def _ended(self, event: Event) -> None:
         self.exchange.legs.pop(self.lease.attempt, None)

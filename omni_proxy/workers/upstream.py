@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 class _Discard:
     """Waits for an answer that nobody needs."""
 
+    def __init__(self, path: str) -> None:
+        self._path = path
+
     def on_sent(self) -> None:
         return
 
@@ -34,7 +37,7 @@ class _Discard:
         return
 
     def on_failure(self, failure: Failure) -> None:
-        logger.debug("releasing KV failed: %s", failure.detail)
+        logger.debug("%s failed: %s", self._path, failure.detail)
 
 
 class Upstream:
@@ -91,10 +94,16 @@ class Upstream:
 
     def release(self, handoff: Raw) -> None:
         """Free the KV that nobody will pull, where the engine has a call for it."""
-        call = self.connector.release(handoff)
+        self._tell(self.connector.release(handoff), b"release")
+
+    def abort(self, request_id: bytes) -> None:
+        """End the leg that has this id, where the engine has a call for it."""
+        self._tell(self.connector.abort(request_id), request_id)
+
+    def _tell(self, call: tuple[str, bytes] | None, request_id: bytes) -> None:
         if call is not None:
             path, body = call
-            self.pool.request(self.request(path.encode(), b"", b"release", body), _Discard())
+            self.pool.request(self.request(path.encode(), b"", request_id, body), _Discard(path))
 
 
 class Upstreams(Mapping[str, Upstream]):

@@ -26,10 +26,17 @@ class Pair:
         self.protocol = protocol
         self.bootstrap = bootstrap
         self.asked: list[str] = []
+        self.aborted: list[tuple[str, Seen]] = []
+        """Calls that end a leg, by the worker that got them."""
         self.rig: Rig
 
     def noting(self, name: str, script: Script) -> Script:
         async def noted(seen: Seen) -> None:
+            if self.protocol.abort is not None and seen.path == self.protocol.abort[0]:
+                self.rig[name].seen.remove(seen)
+                self.aborted.append((name, seen))
+                await seen.answer(200, b"")
+                return
             self.asked.append(name)
             await script(seen)
 

@@ -29,6 +29,8 @@ LLMDATADIST = {
 MET = rb'"bootstrap_host":"127.0.0.1","bootstrap_port":"{b}","bootstrap_room":"(?P<room>\d+)"'
 MEETING = rb'"bootstrap_host":"127.0.0.1","bootstrap_port":{b},"bootstrap_room":(?P<room>\d+)'
 
+RID = rb',"rid":"(?P<id>[^"]+)"'
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -47,6 +49,8 @@ class Protocol:
     whole_body_to_prefill: bool = False
     """P gets the client's body as it is, not one that asks for one token."""
     min_tokens: bool = False
+    abort: tuple[str, str] | None = None
+    """Path and body of the call that ends a leg beside the closing of its connection; `@` stands for its id."""
 
     @property
     def together(self) -> bool:
@@ -120,7 +124,16 @@ _ALL = (
         request_id=r"rid-1-[0-9a-f]+",
     ),
     Protocol("omni", "parallel", "", ASK + b"," + MEETING, MEETING, HANDOFF),
-    Protocol("sglang", "parallel", "", MEETING, MEETING, whole_body_to_prefill=True),
+    Protocol(
+        "sglang",
+        "parallel",
+        "",
+        MEETING + RID,
+        MEETING + RID,
+        request_id=r"rid-1-[0-9a-f]{16}",
+        whole_body_to_prefill=True,
+        abort=("/abort_request", '{"rid":"@","abort_all":false}'),
+    ),
     Protocol(
         "vllm-mooncake",
         "parallel",

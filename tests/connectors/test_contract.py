@@ -110,7 +110,7 @@ async def test_what_is_internal_is_not_taken_from_clients(begin: Begin, protocol
     forged = (
         b',"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"bootstrap_host":"evil",'
         b'"bootstrap_room":424242424242,"bootstr\\u0061p_port":424242424242,"routed_dp_rank":424242424242,"disagg_prefill_dp_rank":424242424242,'
-        b'"data_parallel_rank":424242424242,"ec_transfer_params":{"evil":1}'
+        b'"data_parallel_rank":424242424242,"ec_transfer_params":{"evil":1},"rid":"evil"'
     )
     headers = {
         "x-data-parallel-rank": "424242424242",
@@ -194,6 +194,79 @@ async def test_a_failing_decode_ends_the_request(begin: Begin, protocol: Protoco
     assert response.status_code == status
     assert len(pair.rig["d0"].seen) == 1
     await pair.rig.idle()
+
+
+async def ended(pair: Pair, *names: str) -> None:
+    """Every one of these legs was ended as its engine understands it, and no other one."""
+    for name in names:
+        await asyncio.wait_for(pair.rig[name].seen[0].gone.wait(), 20)
+    if pair.protocol.abort is None:
+        assert not pair.aborted
+        return
+    path, body = pair.protocol.abort
+    async with asyncio.timeout(20):
+        while len(pair.aborted) < len(names):
+            await asyncio.sleep(0.002)
+    calls = {name: (call.path, call.body.decode()) for name, call in pair.aborted}
+    ids = {name: pair.rig[name].seen[0].headers["x-request-id"] for name in names}
+    assert calls == {name: (path, body.replace("@", ids[name])) for name in names}
+
+
+async def test_each_leg_of_a_client_that_leaves_ends_as_its_engine_understands_it(
+    begin: Begin, protocol: Protocol
+) -> None:
+    """P hangs; where D is asked beside it, D hangs as well."""
+    pair: Pair = await begin(protocol, p=hang, d=protocol.decode_script(hang))
+    task = asyncio.create_task(ask(pair))
+    await pair.rig.seen("p0")
+    names = ["p0"]
+    if protocol.together and protocol.first != "p0":
+        await pair.rig.seen("d0")
+        names.append("d0")
+    task.cancel()
+    await ended(pair, *names)
+    await pair.rig.idle()
+
+
+@pytest.mark.parametrize(("fails", "other"), [("p0", "d0"), ("d0", "p0")])
+async def test_the_other_leg_ends_as_its_engine_understands_it(
+    begin: Begin, protocol: Protocol, fails: str, other: str
+) -> None:
+    """Both run together and one of them fails: nobody will meet the other one."""
+    if not protocol.together or protocol.first:
+        pytest.skip("its legs do not run together")
+    begun = asyncio.Event()
+
+    async def refuse_then(seen: Seen) -> None:
+        await begun.wait()
+        await refuse(seen)
+
+    async def hang_on(seen: Seen) -> None:
+        begun.set()
+        await seen.gone.wait()
+
+    scripts = {fails[0]: refuse_then, other[0]: hang_on}
+    pair: Pair = await begin(protocol, **scripts, **NO_RETRY)
+    assert (await ask(pair)).status_code == 400
+    await ended(pair, other)
+    await pair.rig.idle()
+
+
+async def test_a_leg_that_takes_too_long_ends_as_its_engine_understands_it(begin: Begin, protocol: Protocol) -> None:
+    if protocol.abort is None:
+        pytest.skip("closing the connection is all")
+    pair: Pair = await begin(protocol, p=hang, d=hang, **PATIENCE)
+    assert (await ask(pair)).status_code == 504
+    await ended(pair, "p0", "d0")
+
+
+async def test_legs_that_end_by_themselves_are_not_aborted(begin: Begin, protocol: Protocol) -> None:
+    pair: Pair = await begin(protocol)
+    await ask(pair)
+    await ask(pair, b',"stream":true')
+    await pair.rig.idle()
+    await asyncio.sleep(0)
+    assert not pair.aborted
 
 
 async def test_a_client_that_leaves_ends_both_legs(begin: Begin, protocol: Protocol) -> None:

@@ -63,7 +63,7 @@ class Pair(Struct, frozen=True):
     @property
     def unique_id(self) -> bytes:
         """A request id that no other attempt has and no client can know: for protocols in which it is a key to KV."""
-        return b"%b-%x" % (self.request_id, self.room)
+        return b"%b-%016x" % (self.request_id, self.room)
 
 
 class PrefillAnswer(Struct, frozen=True):
@@ -121,6 +121,11 @@ class Connector(Protocol):
         """Has `release` a call for every handoff?"""
         ...
 
+    @property
+    def aborts_by_call(self) -> bool:
+        """Has `abort` a call for every leg?"""
+        ...
+
     def request_id(self, pair: Pair) -> bytes:
         """The `x-request-id` of both legs."""
         ...
@@ -141,6 +146,10 @@ class Connector(Protocol):
         """Path and body of the call that frees P's blocks when D will not come, where the engine has one."""
         ...
 
+    def abort(self, request_id: bytes) -> tuple[str, bytes] | None:
+        """Path and body of the call that ends a leg, where an engine does not end it when its connection is closed."""
+        ...
+
 
 class Usual:
     """What most protocols have in common."""
@@ -152,11 +161,15 @@ class Usual:
     token_reports: TokenReports | None = None
     kv_lease_s: float | None = None
     releases_kv: bool = False
+    aborts_by_call: bool = False
 
     def request_id(self, pair: Pair) -> bytes:
         return pair.request_id
 
     def release(self, handoff: Raw) -> tuple[str, bytes] | None:
+        return None
+
+    def abort(self, request_id: bytes) -> tuple[str, bytes] | None:
         return None
 
 

@@ -1,4 +1,9 @@
-"""SGLang's disaggregation: both legs get the same body at once and meet in a bootstrap room on P."""
+"""SGLang's disaggregation: both legs get the same body at once and meet in a bootstrap room on P.
+
+A leg whose connection is closed is found by the engine seconds later, and one that waits for the other side perhaps not
+before its own time limit (300 s). So both legs get an id of ours, by which they are aborted. The engine takes an id for
+the beginning of ids: nobody else's may begin with it.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,7 @@ class Sglang(Usual):
 
     name = "sglang"
     modes = (Mode.PARALLEL,)
+    aborts_by_call = True
     controls: Mapping[str, str] = {
         "/sleep": "/release_memory_occupation",
         "/wake_up": "/resume_memory_occupation",
@@ -28,9 +34,12 @@ class Sglang(Usual):
         "/reset_prefix_cache": "/flush_cache",
     }
 
+    def request_id(self, pair: Pair) -> bytes:
+        return pair.unique_id
+
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.
-        extra = [*meeting(pair), *_rank("routed_dp_rank", pair.prefill)]
+        extra = [*meeting(pair), self._rid(pair), *_rank("routed_dp_rank", pair.prefill)]
         return encode_fields(same_body_fields(call) | dict(extra))
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
@@ -39,7 +48,17 @@ class Sglang(Usual):
 
     def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
         ranks = [*_rank("routed_dp_rank", pair.decode), *_rank("disagg_prefill_dp_rank", pair.prefill)]
-        return [*meeting(pair), *ranks]
+        return [*meeting(pair), self._rid(pair), *ranks]
+
+    def abort(self, request_id: bytes) -> tuple[str, bytes] | None:
+        return "/abort_request", b'{"rid":%b,"abort_all":false}' % _quoted(request_id)
+
+    def _rid(self, pair: Pair) -> tuple[str, bytes]:
+        return "rid", _quoted(self.request_id(pair))
+
+
+def _quoted(request_id: bytes) -> bytes:
+    return msgspec.json.encode(request_id.decode())
 
 
 def meeting(pair: Pair) -> list[tuple[str, bytes]]:
