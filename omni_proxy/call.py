@@ -15,8 +15,8 @@ from msgspec import Raw
 
 from omni_proxy.call_shapes import Call, Chat, Completion, Fields, MediaItem, Message, Messages, OneStep, Responses
 from omni_proxy.errors import ErrorCode, Rejected
-from omni_proxy.internals import NESTS, without_nested
-from omni_proxy.multipart import model_in_form
+from omni_proxy.internals import NESTS, internal_in_form, without_nested
+from omni_proxy.multipart import BadForm, model_in_form
 
 __all__ = ["Call", "Fields", "MediaItem"]
 
@@ -83,6 +83,16 @@ def parse_call(path: str, body: bytes) -> Call:
         if cleaned is not None:
             call.fields, call.tampered = cleaned, True
     return call
+
+
+def check_form(body: bytes, content_type: bytes) -> None:
+    """Refuse a multipart form with a field that is not for clients. Raises Rejected."""
+    try:
+        name = internal_in_form(body, content_type, INTERNAL_FIELDS)
+    except BadForm as exc:
+        raise Rejected(ErrorCode.INVALID_VALUE, f"The form cannot be read: {exc}.") from exc
+    if name is not None:
+        raise Rejected(ErrorCode.INVALID_VALUE, f"'{name}' is not for clients.", name)
 
 
 def _parse_generating(path: str, body: bytes) -> Call:

@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from omni_proxy.multipart import fields_in_form
+
 NESTS: Final = frozenset({"vllm_xargs", "extra_args", "extra_body", "sampling_params", "custom_params", "nvext"})
 MAX_DEPTH: Final = 32
 """So deep nobody reads; what is deeper is not passed on."""
@@ -26,6 +28,27 @@ def without_nested(fields: Mapping[str, Raw], names: frozenset[str]) -> dict[str
     changed = {nest: _cleaned(fields[nest], names, 0) for nest in NESTS & fields.keys()}
     found = {nest: raw for nest, raw in changed.items() if raw is not None}
     return {**fields, **found} if found else None
+
+
+def internal_in_form(body: bytes, content_type: bytes, names: frozenset[str]) -> str | None:
+    """The field of a multipart form that is one of these names, or has one of them in it. Raises BadForm.
+
+    A form is not edited: who sends such a field is told so.
+    """
+    for name, start, end in fields_in_form(body, content_type):
+        outer = name.replace("\\", "").replace("[", ".").partition(".")[0].strip()
+        if outer in names:
+            return outer
+        if outer in NESTS and _has_any(body[start:end], names):
+            return outer
+    return None
+
+
+def _has_any(value: bytes, names: frozenset[str]) -> bool:
+    try:
+        return without_nested({"extra_body": Raw(value.strip())}, names) is not None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # nobody can read a field out of it
 
 
 def _cleaned(raw: Raw, names: frozenset[str], depth: int) -> Raw | None:

@@ -11,7 +11,7 @@ from typing import Final
 from omni_proxy.access.gate import CREDENTIALS
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.http_out import HOP_BY_HOP
-from omni_proxy.call import GENERATING, Call, parse_call
+from omni_proxy.call import GENERATING, Call, check_form, parse_call
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import RequestSpec
 
@@ -157,6 +157,7 @@ def read_call(hot: HotRequest, body: bytes) -> Call:
         call.content_type = next((value for name, value in hot.headers if name == b"content-type"), b"")
         if not call.content_type.startswith(b"multipart/form-data"):
             raise Rejected(ErrorCode.INVALID_VALUE, f"{call.path} takes a multipart/form-data body.")
+        check_form(body, call.content_type)
     return call
 
 

@@ -111,6 +111,31 @@ async def test_a_file_passes_as_it_was_sent(start: Start) -> None:
     await rig.idle()
 
 
+async def test_a_form_with_a_field_that_is_not_for_clients_is_refused(start: Start) -> None:
+    rig = await start()
+    files = {"file": ("a.wav", b"sound", "audio/wav")}
+    for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+        for name in ("kv_transfer_params", "bootstrap_room", "rid"):
+            refused = await rig.client.post(path, files=files, data={"model": "m", name: "{}"})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_value", name)
+    assert rig.untouched()
+    await rig.idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/responses"])
+async def test_query_strings_stay_here(start: Start, path: str) -> None:
+    """Engines read none, and whoever has one read may not be told of KV by it."""
+    rig = await start()
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": "hi"}
+    query = "?kv_transfer_params=evil&bootstrap_host=evil&api-version=1"
+    await rig.client.post(path + query, json=body)
+    seen = [seen for worker in rig.workers.values() for seen in worker.seen]
+    assert seen
+    assert {one.path for one in seen} == {path}
+    assert all("evil" not in repr(one.headers) and b"evil" not in one.body for one in seen)
+
+
 async def test_routes_that_nobody_allowed_do_not_pass(start: Start) -> None:
     """Faults D18: engines guard /v1 only."""
     rig = await start(m0=decode_stream)
