@@ -32,8 +32,9 @@ def add_worker(commands: Commands) -> None:
     worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
     worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     worker.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
-    worker.add_argument("--speculation", choices=("ngram", "off"), default="ngram", help="drafts from the text itself")
+    worker.add_argument("--speculation", choices=("ngram", "head", "off"), default="ngram", help="who drafts")
     worker.add_argument("--speculative-tokens", type=positive, default=8, metavar="N", help="the longest draft")
+    worker.add_argument("--draft-model", default=None, metavar="DIR", help="an EAGLE head, for --speculation head")
     worker.add_argument("--threads", type=positive, default=1, metavar="N")
     add_expert_parallel(worker)
     where = "register at this gateway's port for that (several)"
@@ -82,6 +83,7 @@ def _worker(options: argparse.Namespace) -> int:
             threads=options.threads,
             speculation=options.speculation,
             speculative_tokens=options.speculative_tokens,
+            draft_model=options.draft_model,
             expert_parallel=options.expert_parallel,
             expert_redundancy=options.expert_redundancy,
             expert_window_steps=options.expert_window,

@@ -16,12 +16,19 @@ from omni_proxy.workers.engine.model_config import Latent, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What the rows of a step need to attend."""
+class Places:
+    """Where rows are: the rotations of their positions, and their slots in the cache."""
 
     cos: Tensor
     sin: Tensor
     slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the rows of a step need to attend."""
+
+    places: Places
     batch: ops.AttentionBatch
 
 
@@ -37,6 +44,18 @@ class GroupedAttention:
     def __call__(self, x: Tensor, kv: Tensor, rows: Rows) -> Tensor:
         """`kv` is [2, blocks, block_size, kv_heads, D]."""
         config, weights = self._config, self._weights
+        queries = self._written(x, kv, rows.places)
+        seen = ops.paged_attention(queries, kv, rows.batch, config.attention_scale)
+        out = ops.linear(seen.flatten(1), self._out)
+        return out if weights.out_bias is None else out + weights.out_bias
+
+    def write(self, x: Tensor, kv: Tensor, places: Places) -> None:
+        """Only put the rows' keys and values into the cache."""
+        self._written(x, kv, places)
+
+    def _written(self, x: Tensor, kv: Tensor, places: Places) -> Tensor:
+        """Put the rows' keys and values into the cache; their queries [T, heads, D]."""
+        config, weights = self._config, self._weights
         heads, keys = config.num_heads, config.num_kv_heads
         qkv = ops.linear(x, self._qkv).view(x.shape[0], heads + 2 * keys, config.head_dim)
         if weights.qkv_bias is not None:
@@ -44,11 +63,9 @@ class GroupedAttention:
         qk, values = self._norm(qkv[:, : heads + keys]), qkv[:, heads + keys :]
         if config.clip_qkv is not None:
             qk, values = (part.clamp(-config.clip_qkv, config.clip_qkv) for part in (qk, values))
-        qk = ops.rope(qk, rows.cos, rows.sin)
-        ops.kv_write(kv, rows.slots, qk[:, heads:], values)
-        seen = ops.paged_attention(qk[:, :heads], kv, rows.batch, config.attention_scale)
-        out = ops.linear(seen.flatten(1), self._out)
-        return out if weights.out_bias is None else out + weights.out_bias
+        qk = ops.rope(qk, places.cos, places.sin)
+        ops.kv_write(kv, places.slots, qk[:, heads:], values)
+        return qk[:, :heads]
 
     def _norm(self, qk: Tensor) -> Tensor:
         config, norm = self._config, self._weights.norm
@@ -76,20 +93,19 @@ class LatentAttention:
 
     def __call__(self, x: Tensor, kv: Tensor, rows: Rows) -> Tensor:
         """`kv` is [1, blocks, block_size, 1, rank + rotary]."""
-        cache = kv[0, :, :, 0]
-        self._write(x, cache, rows)
+        self.write(x, kv, rows.places)
         query = self._absorbed(x, rows)
-        seen = ops.mla_attention(query, cache, rows.batch, self._config.attention_scale, self._latent.rank)
+        seen = ops.mla_attention(query, kv[0, :, :, 0], rows.batch, self._config.attention_scale, self._latent.rank)
         values = torch.bmm(seen.transpose(0, 1), self._weights.value_up)
         return ops.linear(values.transpose(0, 1).flatten(1), self._out)
 
-    def _write(self, x: Tensor, cache: Tensor, rows: Rows) -> None:
-        """One row for all heads: the normed latent and the rotated key."""
+    def write(self, x: Tensor, kv: Tensor, places: Places) -> None:
+        """Only put the rows into the cache, one for all heads: the normed latent and the rotated key."""
         rank, eps = self._latent.rank, self._config.rms_norm_eps
         down = ops.linear(x, self._down)
         latent, _ = ops.rms_norm(down[:, :rank].contiguous(), self._weights.norm, eps)
-        key = ops.rope(down[:, None, rank:], rows.cos, rows.sin)[:, 0]
-        ops.mla_write(cache, rows.slots, torch.cat((latent, key), 1))
+        key = ops.rope(down[:, None, rank:], places.cos, places.sin)[:, 0]
+        ops.mla_write(kv[0, :, :, 0], places.slots, torch.cat((latent, key), 1))
 
     def _absorbed(self, x: Tensor, rows: Rows) -> Tensor:
         """Queries [T, heads, rank + rotary] in the space of the cached rows."""
@@ -99,7 +115,7 @@ class LatentAttention:
         query = ops.linear(x, self._query).view(x.shape[0], self._config.num_heads, -1)
         plain, rotated = query[..., : latent.plain_dim], query[..., latent.plain_dim :]
         absorbed = torch.bmm(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
-        return torch.cat((absorbed, ops.rope(rotated.contiguous(), rows.cos, rows.sin)), -1)
+        return torch.cat((absorbed, ops.rope(rotated.contiguous(), rows.places.cos, rows.places.sin)), -1)
 
 
 def attention(

@@ -6,8 +6,8 @@ Knows what a folder must hold, not what is computed from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from omni_proxy.workers.engine.architectures.registry import ARCHITECTURES
 from omni_proxy.workers.engine.hf_config import CheckpointError, ModelConfig, read_config
 from omni_proxy.workers.engine.tensor_files import TensorFolder
-from omni_proxy.workers.engine.tensor_shapes import Shape, may_be_ignored, tensor_shapes
+from omni_proxy.workers.engine.tensor_shapes import Shape, draft_name, may_be_ignored, stored_name, tensor_shapes
 
 __all__ = ["Checkpoint", "CheckpointError", "ModelConfig", "load_checkpoint"]
 
@@ -32,32 +32,46 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """Where a tensor lies, and its name there."""
 
     file: Path
     name: str
 
 
-def load_checkpoint(folder: str | Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Read and check the folder; weights come back as `dtype`. Raises CheckpointError."""
+def load_checkpoint(folder: str | Path, dtype: torch.dtype = torch.float32, draft: bool = False) -> Checkpoint:
+    """Read and check the folder, with its draft head if asked; weights come back as `dtype`. Raises CheckpointError."""
     path = Path(folder)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder")
     config = read_config(path)
+    if draft and not config.draft_layers:
+        raise CheckpointError(f"{path / 'config.json'}: num_nextn_predict_layers is 0: the model has no draft head")
+    config = replace(config, draft_layers=int(draft))
     files = TensorFolder(path)
     tensors = _read(files, config, dtype)
-    return Checkpoint(config, tensors, _digest(config, tensors))
+    return Checkpoint(config, tensors, digest_of(config, tensors))
 
 
 def _read(files: TensorFolder, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     canonical = ARCHITECTURES[config.model_type].canonical
-    where = {canonical(name): _Stored(file, name) for name, file in files.where.items()}
+    where = {draft_name(canonical(name), config): Stored(file, name) for name, file in files.where.items()}
     expected = tensor_shapes(config, where)
-    for name in expected:
-        if name not in where:
-            raise CheckpointError(f"{files.main_file}: tensor {name} is missing")
-    extra = {name for name in where if name not in expected and not may_be_ignored(name, config)}
+    missing = next((name for name in expected if name not in where), None)
+    if missing is not None:
+        raise CheckpointError(f"{files.main_file}: tensor {stored_name(missing, config)} is missing")
+    return read_tensors(where, files, expected, lambda name: may_be_ignored(name, config), dtype)
+
+
+def read_tensors(
+    where: Mapping[str, Stored],
+    files: TensorFolder,
+    expected: Mapping[str, Shape],
+    ignored: Callable[[str], bool],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """The tensors that are expected, by canonical name; `where` has them and all others. Raises CheckpointError."""
+    extra = {name for name in where if name not in expected and not ignored(name)}
     if extra:
         first = where[min(extra)]
         raise CheckpointError(f"{first.file}: tensor {first.name} is not expected")
@@ -87,7 +101,7 @@ def _checked(
         yield stored[name], tensor.to(torch.float32 if exact else dtype)
 
 
-def _digest(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
+def digest_of(config: ModelConfig, tensors: Mapping[str, Tensor]) -> str:
     """Tells checkpoints of one shape apart: a hash over the config and a sample of every tensor."""
     state = blake2b(repr(config).encode(), digest_size=8)
     for name in sorted(tensors):

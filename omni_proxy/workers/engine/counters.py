@@ -31,6 +31,8 @@ class Counters:
     spec_drafts: int = 0
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
+    spec_guessed_tokens: int = 0
+    spec_guessed_accepted: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {r.value: 0 for r in FinishReason})
 
     def planned(self, plan: Plan) -> None:
@@ -43,11 +45,14 @@ class Counters:
                 self.prefix_hits += seq.cached_tokens
                 self.prompt_tokens_cached += seq.cached_tokens
 
-    def drafted(self, tokens: int, right: int) -> None:
-        """Count a draft that was checked."""
+    def drafted(self, tokens: int, right: int, guessed: bool) -> None:
+        """Count a draft that was checked; `guessed`: the model's head has made it."""
         self.spec_drafts += 1
         self.spec_draft_tokens += tokens
         self.spec_accepted_tokens += right
+        if guessed:
+            self.spec_guessed_tokens += tokens
+            self.spec_guessed_accepted += right
 
     def computed(self, chunk: Chunk, drew: int) -> None:
         """Count the chunk's prompt tokens, and the tokens that were drawn after it."""
@@ -114,6 +119,8 @@ def read_stats(
         spec_drafts=counters.spec_drafts,
         spec_draft_tokens=counters.spec_draft_tokens,
         spec_accepted_tokens=counters.spec_accepted_tokens,
+        spec_guessed_tokens=counters.spec_guessed_tokens,
+        spec_guessed_accepted=counters.spec_guessed_accepted,
         kv_bytes_sent=transfers.bytes_sent,
         kv_bytes_received=transfers.bytes_received,
         kv_transfers=transfers.completed,

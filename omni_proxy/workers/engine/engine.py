@@ -22,8 +22,10 @@ import torch
 from omni_kernels import StepProgress
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.cache_log import CacheLog
-from omni_proxy.workers.engine.checkpoint import Checkpoint, load_checkpoint
+from omni_proxy.workers.engine.checkpoint import Checkpoint
 from omni_proxy.workers.engine.counters import Counters, read_stats
+from omni_proxy.workers.engine.draft_checkpoint import load_with_head
+from omni_proxy.workers.engine.drafting import drafter_of, learn
 from omni_proxy.workers.engine.expert_parallel.leader import ExpertOptions, ExpertParallel
 from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
@@ -36,7 +38,6 @@ from omni_proxy.workers.engine.runner import Runner
 from omni_proxy.workers.engine.sampler import Drawn
 from omni_proxy.workers.engine.sequence import Phase, Sequence, finish_reason
 from omni_proxy.workers.engine.sizing import block_bytes, engine_info, kv_layout
-from omni_proxy.workers.engine.speculation import Drafter
 from omni_proxy.workers.engine.types import (
     Emit,
     EngineConfig,
@@ -66,18 +67,26 @@ class Engine:
         check_config(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        checkpoint = load_checkpoint(config.model, _DTYPES[config.dtype])
+        checkpoint, head = load_with_head(
+            config.model, _DTYPES[config.dtype], config.speculation == "head", config.draft_model
+        )
         sizes = engine_info(config, checkpoint.config, side_channel_port=0)
         self.config = config
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._experts = _expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
         self._runner = Runner(
-            checkpoint, sizes.num_blocks, sizes.block_size, sizes.max_model_len, self._experts, _weight_dtype(config)
+            checkpoint,
+            sizes.num_blocks,
+            sizes.block_size,
+            sizes.max_model_len,
+            self._experts,
+            _weight_dtype(config),
+            head,
         )
         self._events = _publisher(config)
         self._log = None if self._events is None else CacheLog(sizes.block_size)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
-        self._drafter = _drafter(config, sizes.max_model_len)
+        self._drafter = drafter_of(config, sizes.max_model_len)
         self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens, self._drafter)
         self._transfers = Transfers(
             config,
@@ -287,6 +296,7 @@ class Engine:
         self._waits.admitted(plan.admitted, time.monotonic())
         for seq in plan.preempted:
             self._transfers.pusher.paused(seq.request_id)
+            self._runner.forget(seq.request_id)
         for seq in plan.pulls:
             self._begin_pull(seq)
         if plan.chunks:
@@ -306,21 +316,10 @@ class Engine:
             for chunk in chunks:
                 self._finish(chunk.seq, FinishReason.ERROR, error=_say(exc))
             return
-        self._learn(chunks, drawn, seconds)
+        if self._drafter is not None:
+            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], seconds)
         for chunk, tokens in zip(chunks, drawn, strict=True):
             self._accept(chunk, tokens)
-
-    def _learn(self, chunks: tuple[Chunk, ...], drawn: list[tuple[Drawn, ...]], seconds: float) -> None:
-        """What drafts cost and how often they were right."""
-        if self._drafter is None:
-            return
-        if all(chunk.count == 1 for chunk in chunks):
-            self._drafter.costs.observe(len(chunks), sum(len(chunk.draft) for chunk in chunks), seconds)
-        decoding = sum(chunk.count == 1 for chunk in chunks)
-        for chunk, tokens in zip(chunks, drawn, strict=True):
-            if chunk.draft:
-                self._drafter.checked(chunk.seq, decoding, len(chunk.draft), len(tokens) - 1)
-                self._counters.drafted(len(chunk.draft), len(tokens) - 1)
 
     def _begin_pushes(self, chunks: tuple[Chunk, ...]) -> StepProgress | None:
         """Say which of the chunks' KV others wait for; what the step must tell them, if any."""
@@ -362,6 +361,7 @@ class Engine:
         if seq.request.room is not None:
             keep = self._end_room(seq, keep, reason)
         self._planner.remove(seq.request_id, pin_prompt=keep)
+        self._runner.forget(seq.request_id)
         if self._drafter is not None:
             self._drafter.forget(seq.request_id)
         handoff = self._transfers.offer(seq) if keep else None
@@ -472,10 +472,6 @@ def _expert_parallel(
     )
     folder, dtype = Path(config.model), _DTYPES[config.dtype]
     return ExpertParallel(folder, checkpoint.config, dtype, options, on_lost)
-
-
-def _drafter(config: EngineConfig, max_model_len: int) -> Drafter | None:
-    return None if config.speculation == "off" else Drafter(config.speculative_tokens, max_model_len)
 
 
 def _output(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import omni_kernels as ops
-from omni_proxy.workers.engine.attention import GroupedAttention, LatentAttention, Rows, attention
+from omni_proxy.workers.engine.attention import GroupedAttention, LatentAttention, Places, Rows, attention
 from omni_proxy.workers.engine.checkpoint import Checkpoint, ModelConfig
 from omni_proxy.workers.engine.layer_weights import GroupedWeights, LayerWeights, layer_weights
 from omni_proxy.workers.engine.mlp import DenseMlp, Experts, SparseMlp
@@ -62,10 +62,10 @@ class DecoderModel:
     ) -> None:
         self.config = config = checkpoint.config
         tensors = checkpoint.tensors
-        self._embedding = tensors["model.embed_tokens.weight"]
+        self.embedding = tensors["model.embed_tokens.weight"]
         self._norm = tensors["model.norm.weight"]
-        head = self._embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-        self.dtype = self._embedding.dtype
+        head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
+        self.dtype = self.embedding.dtype
         self._cos, self._sin = ops.rope_table(
             config.rotary_dim, max_model_len, config.rope_theta, self.dtype, config.rope_scaling
         )
@@ -80,14 +80,28 @@ class DecoderModel:
             self._layers = [self._layer(i, w, experts, weight_dtype) for i, w in enumerate(weights)]
             self._head = ops.pack(head, weight_dtype)
 
+    @property
+    def output(self) -> ops.PackedMatrix | None:
+        """The packed output matrix; None where the one call has it."""
+        return self._head if self._decoder is None else None
+
     def kv_shape(self, blocks: int, block_size: int) -> tuple[int, ...]:
-        """[layers, planes, blocks, block_size, kv_heads, D] of the cache: planes are key and value, or one for both."""
+        """[layers, planes, blocks, block_size, kv_heads, D] of the cache: planes are key and value, or one for both.
+
+        `forward` takes the model's layers of it; that of a draft head lies behind them.
+        """
         return kv_shape(self.config, blocks, block_size)
 
-    def forward(self, batch: Batch, kv: Tensor, progress: ops.StepProgress | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        kv: Tensor,
+        progress: ops.StepProgress | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
         """Compute the rows, write their keys and values into `kv` (see `kv_shape`) and return logits [n, vocab].
 
-        `progress` hears of each layer that is in it.
+        `progress` hears of each layer that is in it; `hidden` [T, H] float32 gets every row after the final norm.
         """
         if self._decoder is not None:
             counts = self.expert_tokens if self.config.num_experts else None
@@ -100,11 +114,12 @@ class DecoderModel:
                 kv,
                 counts,
                 progress,
+                hidden,
             )
-        x = F.embedding(batch.tokens, self._embedding)
+        x = F.embedding(batch.tokens, self.embedding)
         cos = self._cos.index_select(0, batch.positions)
         sin = self._sin.index_select(0, batch.positions)
-        rows = Rows(cos, sin, batch.slots, batch.attention)
+        rows = Rows(Places(cos, sin, batch.slots), batch.attention)
         residual: Tensor | None = None
         eps = self.config.rms_norm_eps
         for i, layer in enumerate(self._layers):
@@ -114,6 +129,8 @@ class DecoderModel:
                 progress.layer_done(i + 1)
             normed, residual = ops.rms_norm(x, layer.mlp_norm, eps, residual)
             x = layer.mlp(normed)
+        if hidden is not None:
+            hidden.copy_(ops.rms_norm(x, self._norm, eps, residual)[0])
         last = x.index_select(0, batch.logit_rows)
         if residual is not None:
             residual = residual.index_select(0, batch.logit_rows)
@@ -137,7 +154,7 @@ class DecoderModel:
             return None
         return ops.build_decoder(
             ops.DecoderWeights(
-                embedding=self._embedding,
+                embedding=self.embedding,
                 layers=[_decoder_layer(config, layer) for layer in layers],
                 norm=self._norm,
                 head=head,
@@ -155,7 +172,7 @@ class DecoderModel:
 
 def kv_shape(config: ModelConfig, blocks: int, block_size: int) -> tuple[int, ...]:
     """See `DecoderModel.kv_shape`."""
-    return (config.num_layers, config.kv_planes, blocks, block_size, config.num_kv_heads, config.head_dim)
+    return (config.cached_layers, config.kv_planes, blocks, block_size, config.num_kv_heads, config.head_dim)
 
 
 def _decoder_layer(config: ModelConfig, weights: LayerWeights) -> ops.DecoderLayer:

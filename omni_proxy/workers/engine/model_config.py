@@ -78,6 +78,15 @@ class ModelConfig:
     sparse_layers: frozenset[int] = field(default_factory=frozenset)
     """Layers that have experts; the others have one dense MLP."""
     routing: Routing = field(default_factory=Routing)
+    draft_layers: int = 0
+    """Layers of the draft head: those a config.json names, and once a checkpoint is loaded, those loaded with it."""
+    draft_hidden_first: bool = False
+    """The head's projection takes the hidden state before the embedding (MiMo), not after it."""
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers that keep rows in the cache; those of the draft head are the last."""
+        return self.num_layers + self.draft_layers
 
     @property
     def longest(self) -> int:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 import omni_kernels as ops
 from omni_proxy.workers.engine.checkpoint import Checkpoint
+from omni_proxy.workers.engine.draft_checkpoint import HeadCheckpoint
+from omni_proxy.workers.engine.draft_head import DraftHead
+from omni_proxy.workers.engine.guesser import Guesser
 from omni_proxy.workers.engine.model import Batch, DecoderModel, Experts
 from omni_proxy.workers.engine.penalties import Said
 from omni_proxy.workers.engine.planner import Chunk
@@ -24,6 +27,7 @@ from omni_proxy.workers.engine.types import Guide
 class Runner:
     """Model and KV cache [layers, planes, blocks + 1, block_size, kv_heads, head_dim] of one engine.
 
+    The last layer is that of the draft head, if there is one.
     The extra block takes the keys of rows whose KV is valid already and may be shared: it is written, never read.
     """
 
@@ -35,13 +39,19 @@ class Runner:
         max_model_len: int,
         experts: Experts | None = None,
         weight_dtype: torch.dtype | None = None,
+        head: HeadCheckpoint | None = None,
     ) -> None:
         self.model = DecoderModel(checkpoint, max_model_len, experts=experts, weight_dtype=weight_dtype)
         self._block_size = block_size
+        self._layers = checkpoint.config.num_layers
         self._spare_slot = num_blocks * block_size
         self._kv_shape = self.model.kv_shape(num_blocks + 1, block_size)
         self._kv = _zeros(self._kv_shape, self.model.dtype)
         self._eos = checkpoint.config.eos_token_ids
+        self._guesser: Guesser | None = None
+        if head is not None:
+            built = DraftHead(head, checkpoint, self.model.output, max_model_len, weight_dtype)
+            self._guesser = Guesser(built, block_size, self._spare_slot)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk], progress: ops.StepProgress | None = None) -> list[tuple[Drawn, ...]]:
@@ -49,13 +59,31 @@ class Runner:
 
         A draft is right as far as it is what is drawn; a row's draw depends on nothing but its seed, place and logits.
         """
-        logits = self._score(chunks, self.model.forward(self._batch(chunks), self._kv, progress))
+        if self._guesser is not None:
+            chunks = self._guesser.guess(chunks, self._kv[-1])
+        batch, hidden = self._batch(chunks), self._hidden(chunks)
+        logits = self._score(chunks, self.model.forward(batch, self._kv[: self._layers], progress, hidden))
         draws = [draw for chunk in chunks if chunk.samples for draw in self._draws(chunk)]
         drawn = iter(sample(logits, draws) if draws else [])
         right = [_right(chunk.draft, [next(drawn) for _ in range(_logit_rows(chunk))]) for chunk in chunks]
         for chunk, tokens in zip(chunks, right, strict=True):
             _guide_on(chunk.seq.request.guide, tokens)
+        if self._guesser is not None and hidden is not None:
+            self._guesser.follow(chunks, right, hidden, self._kv[-1])
+            if progress is not None:
+                progress.layer_done(self._layers + 1)
         return right
+
+    def forget(self, request_id: str) -> None:
+        """A sequence has ended or lost its blocks."""
+        if self._guesser is not None:
+            self._guesser.forget(request_id)
+
+    def _hidden(self, chunks: Sequence[Chunk]) -> Tensor | None:
+        """Where the model puts what a draft head reads."""
+        if self._guesser is None:
+            return None
+        return torch.empty(sum(chunk.rows for chunk in chunks), self.model.config.hidden_size)
 
     def _score(self, chunks: Sequence[Chunk], logits: Tensor) -> Tensor:
         """Keep log-probabilities of prompt tokens where wanted; returns the rows that tokens are drawn from."""

@@ -93,6 +93,7 @@ class EngineCollector(Collector):
             yield counter
         yield self._waiting_by_reason(stats)
         yield self._by_source(stats)
+        yield from self._drafts(stats)
         yield self._cache_config(stats)
         yield self._transfer_bytes(stats)
         yield self._push_seconds(stats)
@@ -114,6 +115,18 @@ class EngineCollector(Collector):
         for source, read in _SOURCES:
             family.add_metric((*self._labels, source), read(stats))
         return family
+
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+        """Tokens of drafts by who has made them."""
+        guessed, right = stats.spec_guessed_tokens, stats.spec_guessed_accepted
+        for name, text, head, both in (
+            ("omni_draft_tokens", "Tokens of drafts, by who has made them", guessed, stats.spec_draft_tokens),
+            ("omni_accepted_tokens", "Tokens of drafts that were drawn", right, stats.spec_accepted_tokens),
+        ):
+            family = CounterMetricFamily(name, text, labels=(*_LABELS, "kind"))
+            family.add_metric((*self._labels, "head"), head)
+            family.add_metric((*self._labels, "ngram"), both - head)
+            yield family
 
     def _cache_config(self, stats: EngineStats) -> Metric:
         labels = ("engine", "block_size", "num_gpu_blocks")

@@ -18,7 +18,7 @@ LAYOUT_VERSION: Final = 1
 
 def block_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """Keys and values of one block in all layers."""
-    token_values = model.kv_planes * model.num_layers * model.num_kv_heads * model.head_dim
+    token_values = model.kv_planes * model.cached_layers * model.num_kv_heads * model.head_dim
     return token_values * config.block_size * ITEM_BYTES[config.dtype]
 
 
@@ -62,7 +62,7 @@ def kv_layout(config: EngineConfig, checkpoint: Checkpoint) -> Layout:
     return {
         "version": LAYOUT_VERSION,
         "model_type": model.model_type,
-        "layers": model.num_layers,
+        "layers": model.cached_layers,
         "planes": model.kv_planes,
         "kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim,

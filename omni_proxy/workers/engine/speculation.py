@@ -21,6 +21,7 @@ GRAM: Final = 3
 HOPE: Final = 0.7
 """Share of right tokens that a sequence begins with."""
 _LEARN: Final = 0.25
+_SLOWLY: Final = 0.1
 _FIRST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 128
 
@@ -48,7 +49,9 @@ class GramIndex:
 class RowCosts:
     """What a row more costs beside what a step gives, learned from the steps. Seconds in, a share out."""
 
-    def __init__(self) -> None:
+    def __init__(self, relief: float = 0.1) -> None:
+        """`relief`: how much a row that was cheaper than thought counts; one that was dearer counts a tenth."""
+        self._relief = relief
         self._plain: dict[int, float] = {}
         """Seconds of a step of so many sequences without drafts."""
         self._row: dict[int, float] = {}
@@ -61,7 +64,8 @@ class RowCosts:
             return
         plain = self._plain.get(sequences)
         if plain is not None:
-            self._row[sequences] = _ema(self._row.get(sequences), max(0.0, seconds - plain) / draft_rows)
+            old, new = self._row.get(sequences), max(0.0, seconds - plain) / draft_rows
+            self._row[sequences] = _ema(old, new, self._relief if old is not None and new < old else _SLOWLY)
 
     def share(self, sequences: int) -> float:
         """Cost of a row more, in tokens that its time would give without drafts."""
@@ -71,9 +75,9 @@ class RowCosts:
         return min(1.0, max(0.05, row * sequences / plain))
 
 
-def _ema(old: float | None, new: float) -> float:
+def _ema(old: float | None, new: float, weight: float = _SLOWLY) -> float:
     """A mean that forgets; an outlier (the machine was elsewhere) counts as twice the mean."""
-    return new if old is None else old + 0.1 * (min(new, 2 * old) - old)
+    return new if old is None else old + weight * (min(new, 2 * old) - old)
 
 
 @dataclass(slots=True)
@@ -132,6 +136,15 @@ class Drafter:
         elif luck.rate < self.costs.share(sequences):
             luck.pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * luck.pause))
             luck.resumes_at = len(seq.tokens) + luck.pause
+
+    def took(self, drafts: Seq[tuple[int, ...]], seconds: float) -> None:
+        """A step that only decodes, with these drafts, has taken so long."""
+        self.costs.observe(len(drafts), sum(map(len, drafts)), seconds)
+
+    def rate(self, request_id: str) -> float:
+        """The share of a sequence's drafted tokens that has been right of late."""
+        luck = self._lucks.get(request_id)
+        return HOPE if luck is None else luck.rate
 
     def forget(self, request_id: str) -> None:
         """A sequence has ended."""

@@ -1,15 +1,21 @@
 """Names and shapes of the tensors that a checkpoint must hold, from its config. Pure.
 
 Canonical names are those of Qwen3-MoE and DeepSeek in Hugging Face's format; `architectures/` maps others to them.
+Those of a draft head begin with `draft.` instead of a layer's number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
+from typing import Final
 
 from omni_proxy.workers.engine.model_config import Latent, ModelConfig
 
 Shape = tuple[int, ...]
+DRAFT: Final = "draft."
+_SHARED: Final = (DRAFT + "embed_tokens.weight", DRAFT + "shared_head.head.weight")
+"""Copies of the model's own, which a head shares."""
 
 
 def tensor_shapes(config: ModelConfig, present: Container[str]) -> dict[str, Shape]:
@@ -20,18 +26,53 @@ def tensor_shapes(config: ModelConfig, present: Container[str]) -> dict[str, Sha
         shapes["lm_head.weight"] = (vocab, hidden)
     for i in range(config.num_layers):
         prefix = f"model.layers.{i}."
-        norms = dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (hidden,))
-        layer = {**norms, **_attention(config), **_mlp(config, i, prefix, present)}
-        shapes.update({prefix + name: shape for name, shape in layer.items()})
+        shapes.update({prefix + name: shape for name, shape in layer_shapes(config, i, prefix, present).items()})
+    if config.draft_layers:
+        shapes.update(_draft_shapes(config, present))
     return shapes
 
 
+def layer_shapes(config: ModelConfig, layer: int, prefix: str, present: Container[str]) -> dict[str, Shape]:
+    """The tensors of one decoder layer, without its prefix."""
+    norms = dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (config.hidden_size,))
+    return {**norms, **_attention(config), **_mlp(config, layer, prefix, present)}
+
+
+def draft_layer(config: ModelConfig) -> ModelConfig:
+    """`config` with layer `num_layers` as that of the draft head has it: with experts where the model has any."""
+    return replace(config, sparse_layers=frozenset({config.num_layers} if config.num_experts else ()))
+
+
+def _draft_shapes(config: ModelConfig, present: Container[str]) -> dict[str, Shape]:
+    """One layer more, behind a projection of the next token's embedding and the last hidden state (DeepSeek-V3)."""
+    hidden = config.hidden_size
+    shapes: dict[str, Shape] = {
+        **dict.fromkeys(("enorm.weight", "hnorm.weight", "shared_head.norm.weight"), (hidden,)),
+        "eh_proj.weight": (hidden, 2 * hidden),
+        **layer_shapes(draft_layer(config), config.num_layers, DRAFT, present),
+    }
+    return {DRAFT + name: shape for name, shape in shapes.items()}
+
+
+def draft_name(name: str, config: ModelConfig) -> str:
+    """The canonical name of a tensor that may be one of the layer behind the last, DeepSeek-V3's place for the head."""
+    prefix = f"model.layers.{config.num_layers}."
+    return DRAFT + name.removeprefix(prefix) if name.startswith(prefix) else name
+
+
+def stored_name(name: str, config: ModelConfig) -> str:
+    """What `draft_name` makes a canonical name of."""
+    return f"model.layers.{config.num_layers}." + name.removeprefix(DRAFT) if name.startswith(DRAFT) else name
+
+
 def may_be_ignored(name: str, config: ModelConfig) -> bool:
-    """Tensors that are in some checkpoints and say nothing new: tied heads, rotary tables, layers beyond the last."""
-    if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):
+    """Tensors that say nothing new (tied heads, rotary tables) or that nobody asked for (a head, layers beyond it)."""
+    if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq") or name.startswith("model.mtp_layers."):
         return True
+    if name.startswith(DRAFT):
+        return not config.draft_layers or name in _SHARED
     index = name.removeprefix("model.layers.").split(".", 1)[0]
-    return name.startswith("model.layers.") and index.isdigit() and int(index) >= config.num_layers
+    return name.startswith("model.layers.") and index.isdigit() and int(index) > config.num_layers
 
 
 def _attention(config: ModelConfig) -> dict[str, Shape]:

@@ -213,6 +213,9 @@ class EngineStats:
     """Their tokens."""
     spec_accepted_tokens: int = 0
     """Those that were what was drawn."""
+    spec_guessed_tokens: int = 0
+    """Tokens of drafts that the model's own head has made; the others' come from the text."""
+    spec_guessed_accepted: int = 0
     requests_finished: Mapping[str, int] = field(default_factory=dict)
     """By FinishReason value."""
     expert_tokens: tuple[tuple[int, ...], ...] = ()
@@ -256,7 +259,9 @@ class EngineConfig:
     """int8 keeps the matrices in 8 bits, quantised at load; None keeps what the checkpoint holds."""
     threads: int | None = None
     speculation: str = "ngram"
-    """ngram or off: whether what a text has said before is tried as what it says next."""
+    """ngram: what a text has said before is tried as what it says next; head: a draft head guesses too; or off."""
+    draft_model: str | None = None
+    """Folder of an EAGLE head for `speculation` head; None: the checkpoint's own."""
     speculative_tokens: int = 8
     """The longest draft."""
     expert_parallel: int = 1

@@ -103,9 +103,11 @@ def check_config(config: EngineConfig) -> None:
         )
     if config.quantization is not None and config.expert_parallel > 1:
         raise ValueError("quantization is not supported with expert_parallel")
+    if config.draft_model is not None and config.speculation != "head":
+        raise ValueError(f"draft_model needs speculation head, got {config.speculation}")
     choices = {
         "role": ("prefill", "decode", "mixed"),
-        "speculation": ("ngram", "off"),
+        "speculation": ("ngram", "head", "off"),
         "kv_load_failure_policy": ("fail", "recompute"),
         "dtype": ("float32", "bfloat16"),
         "quantization": (None, "int8"),

@@ -10,7 +10,7 @@ from omni_proxy.workers.engine.types import DEFAULT_LEASE_S, EngineConfig
 
 _CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
     "role": ("prefill", "decode", "mixed"),
-    "speculation": ("ngram", "off"),
+    "speculation": ("ngram", "head", "off"),
     "kv_load_failure_policy": ("fail", "recompute"),
     "dtype": ("float32", "bfloat16"),
     "quantization": (None, "int8"),
@@ -41,6 +41,7 @@ class WorkerOptions:
     threads: int = 1
     speculation: str = "ngram"
     speculative_tokens: int = 8
+    draft_model: str | None = None
     expert_parallel: int = 1
     expert_redundancy: int | None = None
     expert_window_steps: int = 256
@@ -83,6 +84,7 @@ class WorkerOptions:
             threads=self.threads,
             speculation=self.speculation,
             speculative_tokens=self.speculative_tokens,
+            draft_model=self.draft_model,
             expert_parallel=self.expert_parallel,
             expert_redundancy=self.expert_redundancy,
             expert_window_steps=self.expert_window_steps,

@@ -16,6 +16,7 @@ from omni_proxy.workers.engine.engine import Engine
 from omni_proxy.workers.engine.model import DecoderModel
 from omni_proxy.workers.engine.types import FinishReason
 from tests.workers.engine.architectures import CONFIGS, PANGU, logits_of, write, write_pangu
+from tests.workers.engine.heads import write_headed
 from tests.workers.engine.helpers import Call, generate, prompt, pull_from, request, running
 from tests.workers.engine.test_model import Paged, difference
 
@@ -45,6 +46,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
             folder = tmp_path_factory.mktemp(name)
             if name == "pangu":
                 made[name] = Case(folder, write_pangu(folder))
+            elif name == "mimo":  # Qwen2, and a head that nobody asks for
+                headed = write_headed(folder, "mimo").model
+                made[name] = Case(folder, lambda tokens: logits_of(headed, tokens))
             else:
                 model = write(folder, CONFIGS[name])
                 made[name] = Case(folder, lambda tokens: logits_of(model, tokens))
@@ -53,11 +57,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return case
 
 
-NAMES = [*CONFIGS, "pangu"]
+NAMES = [*CONFIGS, "pangu", "mimo"]
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {c["model_type"] for c in [*CONFIGS.values(), PANGU]} == set(ARCHITECTURES)
+    assert {c["model_type"] for c in [*CONFIGS.values(), PANGU]} | {"mimo"} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", NAMES)

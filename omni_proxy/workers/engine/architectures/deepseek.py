@@ -66,6 +66,7 @@ def _read(fields: Fields, routing: Routing, interleaved: bool) -> ModelConfig:
         shared_intermediate_size=wide * fields.count("n_shared_experts"),
         sparse_layers=frozenset(range(fields.count("first_k_dense_replace"), dense.num_layers)),
         routing=routing,
+        draft_layers=fields.count("num_nextn_predict_layers"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from omni_proxy.workers.engine.architectures import deepseek, llama, mixtral, olmoe, pangu, qwen, qwen3_moe
+from omni_proxy.workers.engine.architectures import deepseek, llama, mimo, mixtral, olmoe, pangu, qwen, qwen3_moe
 from omni_proxy.workers.engine.architectures.architecture import Architecture
 from omni_proxy.workers.engine.config_fields import Fields
 
@@ -14,6 +14,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek_v2": deepseek.DEEPSEEK_V2,
     "deepseek_v3": deepseek.DEEPSEEK_V3,
     "llama": llama.LLAMA,
+    "mimo": mimo.MIMO,
     "mistral": llama.MISTRAL,
     "mixtral": mixtral.MIXTRAL,
     "olmoe": olmoe.OLMOE,
