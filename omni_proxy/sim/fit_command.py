@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ import yaml
 
 from omni_proxy.config import ConfigError
 from omni_proxy.sim.bench.client import BenchPlan, send_all
-from omni_proxy.sim.bench.measure import BenchResult, Seen
+from omni_proxy.sim.bench.measure import BenchResult, Seen, uncompressed
 from omni_proxy.sim.bench.prompts import PromptForm, Prompts
 from omni_proxy.sim.commands import write_file
 from omni_proxy.sim.engine_model import EngineModel
@@ -72,20 +73,30 @@ def read_run(path: Path) -> tuple[Seen, ...]:
         raise ConfigError(f"{path}: is no result of bench ({exc})") from exc
 
 
-def probe_worker(url: str, base: EngineModel, form: PromptForm, vocabulary: int, seed: int) -> list[list[Seen]]:
+Look = Callable[[], Callable[[], float]]
+"""Begins to look at how the worker is kept from working; what it returns tells by which factor that made it slower."""
+
+
+def probe_worker(
+    url: str, base: EngineModel, form: PromptForm, vocabulary: int, seed: int, look: Look = lambda: lambda: 1.0
+) -> list[list[Seen]]:
     """Runs against one worker: prompts one by one, then answers side by side. Raises ConfigError."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_probe(url, base, form, vocabulary, seed))
+        return runner.run(_probe(url, base, Prompts(form, _BLOCK, vocabulary), seed, look))
 
 
-async def _probe(url: str, base: EngineModel, form: PromptForm, vocabulary: int, seed: int) -> list[list[Seen]]:
+async def _probe(url: str, base: EngineModel, prompts: Prompts, seed: int, look: Look) -> list[list[Seen]]:
     model, longest = await _facts(url, base.max_model_len)
-    prompts = Prompts(form, _BLOCK, vocabulary)
+    alone, *together = _probes(longest, random.Random(seed))
+    parts = [(1, replace(alone, requests=(request,))) for request in alone.requests]
+    parts += list(zip(BATCHES, together, strict=True))
     runs = []
-    for number, workload in enumerate(_probes(longest, random.Random(seed))):
-        concurrency = 1 if number == 0 else BATCHES[number - 1]
+    for concurrency, workload in parts:
         plan = BenchPlan(model, chat=False, stream=True, concurrency=concurrency, timeout_s=300.0)
-        runs.append(await send_all(url, workload, prompts, plan))
+        factor = look()
+        seen = await send_all(url, workload, prompts, plan)
+        slower = factor()
+        runs.append([uncompressed(one, 1 / slower) for one in seen])
     return runs
 
 

@@ -49,6 +49,9 @@ class Live:
     url: str
     workers: tuple[tuple[str, str, str], ...]
     """(name, role, URL)."""
+    worker_pids: tuple[int, ...]
+    """In the workers' order."""
+    gateway_pid: int
 
 
 @contextmanager
@@ -61,20 +64,21 @@ def cluster(plan: LivePlan) -> Iterator[Live]:
         started = [
             (name, role, _start_worker(stack, folder, name, role, plan.worker_arguments)) for name, role in roles
         ]
-        workers = tuple((name, role, _await_worker(name, fd, folder)) for name, role, fd in started)
-        url = _start_gateway(stack, folder, workers, plan.gateway)
-        yield Live(url, workers)
+        workers = tuple((name, role, _await_worker(name, fd, folder)) for name, role, (fd, _) in started)
+        url, gateway = _start_gateway(stack, folder, workers, plan.gateway)
+        yield Live(url, workers, tuple(pid for _, _, (_, pid) in started), gateway)
 
 
-def _start_worker(stack: ExitStack, folder: Path, name: str, role: str, arguments: Sequence[str]) -> int:
-    """The pipe on which the worker says that it serves."""
+def _start_worker(stack: ExitStack, folder: Path, name: str, role: str, arguments: Sequence[str]) -> tuple[int, int]:
+    """The pipe on which the worker says that it serves, and its process."""
     read, write = os.pipe()
     stack.callback(os.close, read)
+    command = ["worker", "--role", role, *arguments, f"--ready-fd={write}"]
     try:
-        _spawn(stack, folder / f"{name}.log", ["worker", "--role", role, *arguments, f"--ready-fd={write}"], (write,))
+        process = _spawn(stack, folder / f"{name}.log", command, (write,))
     finally:
         os.close(write)
-    return read
+    return read, process.pid
 
 
 def _await_worker(name: str, fd: int, folder: Path) -> str:
@@ -88,7 +92,8 @@ def _await_worker(name: str, fd: int, folder: Path) -> str:
 
 def _start_gateway(
     stack: ExitStack, folder: Path, workers: Sequence[tuple[str, str, str]], settings: Mapping[str, object]
-) -> str:
+) -> tuple[str, int]:
+    """Its URL and its process."""
     port = _free_port()
     members = [{"name": name, "role": role, "url": url, "connector": "omni"} for name, role, url in workers]
     config = {"listen": {"host": "127.0.0.1", "port": port}, **settings, "workers": members}
@@ -102,7 +107,7 @@ def _start_gateway(
         if process.poll() is not None or time.monotonic() > deadline:
             raise ConfigError(f"the gateway does not serve: {_last_line(log)}")
         time.sleep(_POLL_S)
-    return url
+    return url, process.pid
 
 
 def _spawn(stack: ExitStack, log: Path, arguments: Sequence[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:

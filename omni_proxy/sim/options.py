@@ -172,6 +172,7 @@ def add_fidelity(commands: Any, run: Run) -> None:
     parser.add_argument("--speed", type=above_zero, default=1.0, metavar="X", help="of pretending workers")
     parser.add_argument("--engine", type=Path, default=None, metavar="FILE", help="engine model instead of a fit")
     parser.add_argument("--vocabulary", type=number_from(64), default=512, metavar="N", help="ids are below N")
+    parser.add_argument("--runs", type=number_from(1), default=3, metavar="N", help="live runs (default 3)")
     parser.add_argument("--tolerance", type=above_zero, default=0.2, metavar="SHARE", help="default 0.2")
     parser.set_defaults(run=run)
 

@@ -126,18 +126,6 @@ def test_faults_are_one_line(arguments: list[str], fault: str, capsys: pytest.Ca
     assert len(shown.splitlines()) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.e2e
-def test_live_and_simulated_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    """Pretending workers behind a real gateway; on a busy machine only the order of magnitude is sure."""
-    load = "poisson,requests=30,rate=15,prompt=200,output=10"
-    one_each = ["--prefill", "1", "--decode", "1"]
-    assert main(["fidelity", *one_each, "--synthetic", load, "--simulate", "demo", "--tolerance", "20"]) == 0
-    text = capsys.readouterr().out
-    assert "simulated" in text
-    assert "within 2000%" in text
-
-
 def test_another_file_is_no_result_of_bench(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     assert main(["fit", "--runs", str(tmp_path / "x.json")]) == 2
