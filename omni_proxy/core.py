@@ -235,8 +235,6 @@ class Core:
         if board.settings.prefix_aware:
             request.move(On.MATCH, now)
             request.match(board.index.match(request.block_keys), now)
-            if board.homes is not None:
-                board.homes.saw(request.block_keys)
             if self._prewarming is not None:
                 self._prewarming.came(request, board.effects)
         board.enqueue(request, now)

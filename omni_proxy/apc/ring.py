@@ -1,21 +1,18 @@
-"""The home of a prompt that nobody holds: a consistent-hash ring, so that replicas of the gateway agree. Pure.
+"""A consistent-hash ring over workers, so that replicas of the gateway agree. Pure.
 
-A home is taken unless it is too busy (bounded load); then the next on the ring is asked, in an order that depends on
-the key and the members only. Loads are tokens; who asks knows them.
+The order in which workers are asked depends on the key and the members only.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from uhashring import HashRing
 from xxhash import xxh3_64_intdigest
 
 VIRTUAL_NODES: Final = 160
-BOUND: Final = 1.25
-"""A home may carry this much more than the mean."""
 _MOST_RINGS: Final = 64
 
 
@@ -38,12 +35,6 @@ class Ring:
         self._rings.move_to_end(members)
         nodes: Iterator[str] = ring.iterate_nodes(key)
         return nodes
-
-    def home(self, key: str, names: Sequence[str], load: Callable[[str], float], tokens: float) -> str | None:
-        """The first in order that may take `tokens` more; None when all are past the bound."""
-        bound = BOUND * (sum(map(load, names)) + tokens) / len(names)
-        bound = max(bound, tokens)  # an idle worker takes a prompt of any length
-        return next((name for name in self.order(key, names) if load(name) + tokens <= bound), None)
 
 
 def _hash(key: str) -> int:

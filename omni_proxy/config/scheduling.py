@@ -62,8 +62,6 @@ class Scheduling(Section):
     """A prompt leaves the workers of its bucket for one that would serve it sooner by so much."""
     elastic_roles: bool = False
     """Mixed workers prefill or decode, and change sides as the load does; else each does both for its requests."""
-    work_weight: Weight = 2.0
-    """How much a second of a worker's time counts against a second of waiting."""
     aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = 0
     """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; null: decided by cost."""
 

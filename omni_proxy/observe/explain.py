@@ -22,8 +22,7 @@ REMEDIES: Final[Mapping[Cause, str]] = {
     Cause.TOKENISING: "Give the gateway more processes (`processes`); prompts that begin alike are tokenised faster.",
     Cause.QUEUE: "More prefill workers, or fewer requests at a time; a higher `priority` or a `ttft_target_s` "
     "puts this one before others.",
-    Cause.PREFIX: "Another worker with the same prefix: more traffic with it spreads it by itself; with a lower "
-    "`scheduling.work_weight` prompts wait less for a prefix and are computed anew more often.",
+    Cause.PREFIX: "Another worker with the same prefix: more traffic with it spreads it by itself.",
     Cause.BEHIND: "More prefill workers; prompts are sent ahead of their turn so that workers never idle.",
     Cause.COMPUTING: "A shorter prompt, or one that begins like an earlier one, so that more of it is cached; faster "
     "or larger prefill workers.",

@@ -57,7 +57,6 @@ class Planner:
             index,
             homes,
             self._lineup,
-            settings.work_weight,
             self._pairs,
             self._grant_prefill,
         )
@@ -73,7 +72,7 @@ class Planner:
         self._pairs.configure(buckets)
         self.answers.configure(settings, buckets)
         self._lineup = make_lineup(settings)
-        self.prefill.configure(self._lineup, settings.work_weight, settings.without)
+        self.prefill.configure(self._lineup, settings.without)
         self._roles.configure(settings.elastic_roles, settings.tpot_limit_s)
         self.pools.changed()
         self._changed = True

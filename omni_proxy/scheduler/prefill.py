@@ -37,7 +37,7 @@ LEAST_WEIGHT: Final = 0.1
 """A worker of less weight is taken for ten times as slow, not for useless."""
 _NEAR_S: Final = 0.002
 _NEAR_SHARE: Final = 0.05
-"""A prompt that nobody holds goes to its home if that is worse than the best by no more than this."""
+"""A prompt that nobody holds goes to the home of its session if that is worse than the best by no more than this."""
 _SHOWN: Final = 4
 
 
@@ -72,7 +72,6 @@ class PrefillPlan:
         index: PrefixIndex,
         homes: Homes | None,
         lineup: Lineup,
-        work_weight: float,
         pairs: Pairs,
         grant: Grant,
     ) -> None:
@@ -81,19 +80,17 @@ class PrefillPlan:
         self._index = index
         self._homes = homes
         self._lineup = lineup
-        self._work_weight = work_weight
         self._pairs = pairs
         self._grant = grant
         self._foreseen = Foreseen()
         self._turns = Turns(ledger)
-        self.configure(lineup, work_weight, frozenset())
+        self.configure(lineup, frozenset())
         self.wake_at: float | None = None
         """When a worker opens, or is to be thought about again, though nothing else happens; None: never."""
 
-    def configure(self, lineup: Lineup, work_weight: float, without: frozenset[str]) -> None:
+    def configure(self, lineup: Lineup, without: frozenset[str]) -> None:
         """Use these settings from now on."""
         self._lineup = lineup
-        self._work_weight = work_weight
         self._keeps_places = "places" not in without
         self._foresees = "foreseen" not in without
         self._has_homes = "homes" not in without
@@ -110,7 +107,7 @@ class PrefillPlan:
         self._foreseen.begin_walk(now)
         for worker in able:
             worker.backlog.booked_until = worker.backlog.free_at(now)
-        choice = self.best(request, able, self._work_weight, now)
+        choice = self.best(request, able, 0.0, now)
         self._turns.begin_walk()
         if is_open(choice.worker, now, LEAD_S) and self._take(request, choice, able, now):
             return True
@@ -124,17 +121,16 @@ class PrefillPlan:
             worker.backlog.booked_until = worker.backlog.free_at(now)
         return self.best(request, able, 0.0, now).finish if able else inf
 
-    def best(self, request: Request, able: Sequence[WorkerLoad], work_weight: float, now: float) -> Choice:
+    def best(self, request: Request, able: Sequence[WorkerLoad], behind: float, now: float) -> Choice:
         """The best worker for a prompt: where it is computed early and with little work.
 
-        A second of work counts `1 + work_weight` times: it delays this prompt, and those behind it. So the weight
-        rises with the number that waits.
+        A second of work counts `1 + behind` times: it delays this prompt, and as many as wait behind it.
         """
         prompt = request.prompt_tokens
         cached = request.cached
         if request.block_keys:
             cached = self._foreseen.add_to(cached, request.block_keys)
-        counts = 1.0 + work_weight
+        counts = 1.0 + behind
         best, best_score, best_cached = able[0], inf, 0
         scores: list[float] = []
         extra = self._pairs.extra_s(request, able, now)
@@ -160,14 +156,14 @@ class PrefillPlan:
     def _cold(
         self, request: Request, able: Sequence[WorkerLoad], near: Sequence[WorkerLoad]
     ) -> tuple[WorkerLoad, bool]:
-        """Of workers that are about as good, for a prompt that they do not hold: its home, or the next on the ring.
+        """Of workers that are about as good, for a prompt that they do not hold: its session's home, or the next.
 
-        A prompt without a home goes to the one that was used least recently.
+        A prompt of no session goes to the one that was used least recently.
         """
-        if self._homes is not None and self._has_homes and (request.block_keys or request.spec.session):
+        if self._homes is not None and self._has_homes and request.spec.session:
             names = {worker.name: worker for worker in near}
             ring = tuple([worker.name for worker in able])
-            for name in self._homes.order(request.spec.session, request.block_keys, ring):
+            for name in self._homes.order(request.spec.session, ring):
                 if name in names:
                     return names[name], True
         if self._ledger.gateways:
@@ -213,7 +209,7 @@ class PrefillPlan:
 
     def _walk(self, now: float, opened: int) -> Iterator[Request]:
         matches, depth = MATCHES, self._depth()
-        weight = self._work_weight + min(self._behind(), self._most_behind)
+        behind = min(self._behind(), self._most_behind)
         for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
             able = self._pairs.able(request, now)
             if not able:
@@ -221,7 +217,7 @@ class PrefillPlan:
             if request.block_keys and matches and now - request.matched_at > KEPT_S / 2:
                 request.match(self._index.match(request.block_keys), now)
                 matches -= 1
-            choice = self.best(request, able, weight, now)
+            choice = self.best(request, able, behind, now)
             backlog = choice.worker.backlog
             granted = not backlog.reserved and self._take(request, choice, able, now)
             if granted:
@@ -295,7 +291,7 @@ def has_room(worker: WorkerLoad, uncached: int, prompt_tokens: int) -> bool:
 def _placement(choice: Choice, able: Sequence[WorkerLoad], now: float) -> Placement:
     """The choice with its reasons: candidates by the seconds that were compared."""
     shown = sorted([(score - now, worker.name) for score, worker in zip(choice.scores, able, strict=True)])[:_SHOWN]
-    reason = "home of its prefix" if choice.home else "computed there soonest for the least work"
+    reason = "home of its session" if choice.home else "computed there soonest for the least work"
     candidates = tuple([(name, seconds) for seconds, name in shown])
     name, start, finish = choice.worker.name, choice.start - now, choice.finish - now
     return Placement(name, Leg.PREFILL, reason, candidates, start, finish, choice.cached)

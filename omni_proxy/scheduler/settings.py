@@ -18,7 +18,7 @@ class LengthBucket:
 MECHANISMS: Final[Mapping[str, str]] = {
     "places": "who waits for a worker keeps its place there",
     "foreseen": "blocks count that prompts under way will leave in caches",
-    "homes": "prompts that nobody holds go to a home on the hash ring",
+    "homes": "prompts that nobody is known to hold go to the home of their session",
     "ahead": "more is sent ahead when many wait",
     "depth": "work weighs more when many wait",
     "answers": "of those that wait for a decode worker the shortest answer goes first",
@@ -59,8 +59,6 @@ class SchedulingSettings:
     """A prompt leaves the workers of its bucket for one that is better by so much."""
     elastic_roles: bool = False
     """Mixed workers stand on one side each, and change it as the load does."""
-    work_weight: float = 2.0
-    """How much a second of work counts against a second of one's own waiting: work delays those behind, too."""
     model_modes: Mapping[str, str] = field(default_factory=dict)
     """Modes by model, where one is not served like the others; `auto` picks."""
     model_aggregate_below_tokens: Mapping[str, int] = field(default_factory=dict)

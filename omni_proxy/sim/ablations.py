@@ -20,7 +20,6 @@ _CHANGES: Final[tuple[tuple[str, dict[str, object]], ...]] = (
     ("nobody ages", {"ageing": None}),
     ("starved before all", {"starved_share": 1.0}),
     ("nobody starves", {"starvation_timeout_s": 1e9}),
-    ("work_weight 0", {"work_weight": 0.0}),
     ("handoff by cost", {"aggregate_below_tokens": None}),
 )
 _IF_SET: Final[tuple[tuple[str, str, object], ...]] = (

@@ -68,10 +68,11 @@ def test_the_next_prompt_goes_where_its_prefix_is() -> None:
 
 def test_a_prefix_that_saves_less_than_the_wait_costs_does_not_draw() -> None:
     core = prefix_core("p0", "p1", "d0")
-    core.handle(BlocksStored("p0", 0, 16, KEYS), 0.0)
-    assert arrive(core, "a").worker == "p0"  # 5 tokens to compute
-    assert arrive(core, "b").worker == "p0"  # two short prompts, not one of 165
-    assert arrive(core, "long", (50, 51), 1000).worker == "p1"
+    keys = tuple(range(1, 41))
+    core.handle(BlocksStored("p0", 0, 16, keys), 0.0)
+    assert arrive(core, "a", keys, 645).worker == "p0"  # 5 tokens to compute
+    assert arrive(core, "b", keys, 645).worker == "p0"  # sooner behind a short prompt than by computing 645
+    assert arrive(core, "c", keys[:1], 30).worker == "p1"  # 14 tokens behind two prompts, or 30 at once
 
 
 def test_what_all_workers_have_draws_nowhere() -> None:

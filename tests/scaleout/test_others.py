@@ -132,11 +132,11 @@ def test_what_tenants_got_elsewhere_counts_for_their_share() -> None:
 def test_a_session_follows_where_another_gateway_placed_it() -> None:
     homes = Homes()
     names = ("p0", "p1", "p2")
-    usual = next(homes.order("s", (), names))
+    usual = next(homes.order("s", names))
     other = next(name for name in names if name != usual)
     homes.placed_elsewhere([("s", other)])
-    assert next(homes.order("s", (), names)) == other
-    assert next(homes.order("t", (), names)) == next(Homes().order("t", (), names))
+    assert next(homes.order("s", names)) == other
+    assert next(homes.order("t", names)) == next(Homes().order("t", names))
 
 
 def test_a_worker_shared_with_others_teaches_only_what_it_did_for_us_alone() -> None:

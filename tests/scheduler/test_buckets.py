@@ -38,7 +38,7 @@ def test_lengths_above_the_last_bucket_go_anywhere() -> None:
 
 
 def test_prompts_stay_in_their_bucket_until_another_is_better_by_the_overflow() -> None:
-    settings = SchedulingSettings(length_buckets=ROWS, overflow_s=0.5, work_weight=0.0)
+    settings = SchedulingSettings(length_buckets=ROWS, overflow_s=0.5)
     core = core_of("p0", "p1", "p2", "d0", scheduling=settings)
     sent = []
     for number in range(10):

@@ -40,7 +40,6 @@ def test_what_is_set_arrives() -> None:
         ("starvation_timeout_s", 0, "scheduling.starvation_timeout_s"),
         ("tenant_weights", {"a": 0}, "scheduling.tenant_weights.a"),
         ("aggregate_below_tokens", -5, "scheduling.aggregate_below_tokens"),
-        ("work_weight", "much", "scheduling.work_weight"),
         ("orders", "fcfs", "scheduling.orders"),
     ],
 )
