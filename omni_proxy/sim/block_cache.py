@@ -94,6 +94,12 @@ class BlockCache:
         if gone:
             self._on_removed(gone)
 
+    def lose(self) -> None:
+        """Everything is gone, what is in use as well; nobody is told."""
+        self._pins.clear()
+        self._cached.clear()
+        self.private_tokens = 0
+
     def _pin(self, key: int) -> None:
         count = self._pins.get(key)
         if count is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from omni_proxy.config import ConfigError
 from omni_proxy.messages import Mode, Role, WorkerSpec
 from omni_proxy.sim.engine_model import EngineModel
@@ -56,6 +58,11 @@ def slowed(workers: Sequence[SimWorker], factors: Mapping[str, float]) -> tuple[
         names = ", ".join(worker.spec.name for worker in workers)
         raise ConfigError(f"--slow: there is no worker {min(unknown)!r}; known are {names}")
     return tuple(SimWorker(w.spec, w.model.slower(factors.get(w.spec.name, 1.0))) for w in workers)
+
+
+def with_blocks(worker: SimWorker, block_tokens: int) -> SimWorker:
+    """The same worker with blocks of that size."""
+    return SimWorker(structs.replace(worker.spec, block_tokens=block_tokens), worker.model)
 
 
 def prefill_workers(workers: Iterable[SimWorker]) -> list[SimWorker]:

@@ -18,10 +18,20 @@ from omni_proxy.sim.baselines import router
 from omni_proxy.sim.cluster import SimWorker, slowed
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.figures import Slo
+from omni_proxy.sim.outages import OutagePlan, parse_outage
 from omni_proxy.sim.presets import chosen_model
 from omni_proxy.sim.report import Report, comparison, make_report, to_json, to_text
 from omni_proxy.sim.run import CoreLike
-from omni_proxy.sim.setup import LoadBasis, WorkloadChoice, at_load, cluster_of, load_workload, offered_load
+from omni_proxy.sim.setup import (
+    LoadBasis,
+    OutageChoice,
+    WorkloadChoice,
+    at_load,
+    cluster_of,
+    load_workload,
+    offered_load,
+    outage_plan,
+)
 from omni_proxy.sim.workload import Workload
 from omni_proxy.sim.world import World
 
@@ -42,11 +52,12 @@ def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable
     described = _describe(options, offered_load(workload, workers, basis) if workload.span_s else None)
     workers = slowed(workers, dict(options.slow))  # the load is that of workers as they should be
     settings = settings_of(config or Config())
+    outages = _outages(options, config or Config(), workers, workload)
     reports: list[Report] = []
     for title, make_core in _cores(settings, options.compare):
         begun = time.process_time()
         with _recording(options, settings if not reports else None) as observers:
-            run = World(workload, workers, make_core, observers=observers).run()
+            run = World(workload, workers, make_core, observers=observers, outages=outages).run()
         reports.append(make_report(run, slo, title, described, time.process_time() - begun))
     say(comparison(reports) if options.compare else to_text(reports[0]))
     if options.compare:
@@ -54,6 +65,16 @@ def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable
         say(comparison([reports[0], *_ablated(workload, workers, settings, slo, described)]))
     _write(options, reports)
     return 0
+
+
+def _outages(
+    options: argparse.Namespace, config: Config, workers: Sequence[SimWorker], workload: Workload
+) -> OutagePlan:
+    named = tuple(parse_outage(text) for text in options.outage)
+    plan = outage_plan(OutageChoice(named, options.outages, options.seed), config, workers, workload)
+    if plan.outages and options.compare:
+        raise ConfigError("--compare: the other routers do not find out that workers are down; leave --outage out")
+    return plan
 
 
 def _ablated(
@@ -92,7 +113,7 @@ def _cores(settings: CoreSettings, compare: bool) -> list[tuple[str, Callable[[E
 
 def _describe(options: argparse.Namespace, offered: float | None) -> dict[str, str]:
     """The options that make the run what it is."""
-    named = ("trace", "synthetic", "limit", "seed", "preset", "engine", "config", "load", "load_basis")
+    named = ("trace", "synthetic", "limit", "seed", "preset", "engine", "config", "load", "load_basis", "outages")
     chosen = {name: getattr(options, name) for name in named}
     text = {name: str(value.name if isinstance(value, Path) else value) for name, value in chosen.items()}
     settings = {name: value for name, value in text.items() if chosen[name] is not None}

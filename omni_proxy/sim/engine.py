@@ -69,6 +69,8 @@ class Engine:
         self._ready: list[Job] = []
         """Pulled, to join at the next step."""
         self._running: dict[Job, None] = {}
+        self._held: dict[Job, None] = {}
+        """P legs whose KV waits for a pull."""
         self._newcomers = 0
         """Running jobs without a first token."""
         self._kv_running = 0
@@ -155,6 +157,24 @@ class Engine:
             case Where.HELD:
                 self._free(job)
         return self._changed(now)
+
+    def die(self, now: float) -> None:
+        """Lose every job and every block; jobs keep the tokens that they had made, counters what they counted."""
+        step, self._step = self._step, None
+        if step is not None:
+            self.counters.busy_s += now - step.begin
+            done = min(step.count, int(step.passes_by(now) + 1e-9))
+            for job in self._running:
+                job.generated += self._passes + done - job.joined_pass
+        for job in (*self._waiting, *self._prefilling, *self._pulling, *self._ready, *self._running, *self._held):
+            job.where = Where.GONE
+        for jobs in (self._prefilling, self._pulling, self._running, self._held):
+            jobs.clear()
+        self._waiting.clear()
+        self._ready.clear()
+        self._finishes.clear()
+        self._newcomers = self._kv_running = 0
+        self.cache.lose()
 
     def advance(self, now: float) -> Notices:
         """End the step whose time has come and begin the next."""
@@ -327,6 +347,7 @@ class Engine:
         del self._prefilling[job]
         if job.keep_kv:
             job.where = Where.HELD
+            self._held[job] = None
             self.counters.finished += 1
             self._notices.append((Notice.PREFILLED, job))
             return
@@ -375,6 +396,7 @@ class Engine:
         self._notices.append((Notice.FINISHED, job))
 
     def _free(self, job: Job) -> None:
+        self._held.pop(job, None)
         self.cache.release(job.keys[: job.pinned])
         self.cache.give(job.private)
         job.pinned = job.private = 0

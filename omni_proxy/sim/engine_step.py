@@ -46,13 +46,16 @@ class Step:
     def run_s(self, count: int) -> float:
         return count * self.first_s + self.growth_s * count * (count - 1) / 2
 
-    def cut(self, now: float) -> None:
-        """End a run of passes with the pass that is under way at `now`."""
+    def passes_by(self, now: float) -> float:
+        """How many passes fit between its beginning and `now`, not only whole ones."""
         elapsed = now - self.begin
         a, b = self.growth_s / 2, self.first_s - self.growth_s / 2
         # run_s(m) = a·m² + b·m
-        passes = elapsed / b if a == 0 else (sqrt(b * b + 4 * a * elapsed) - b) / (2 * a)
-        count = max(1, ceil(passes - 1e-9))
+        return elapsed / b if a == 0 else (sqrt(b * b + 4 * a * elapsed) - b) / (2 * a)
+
+    def cut(self, now: float) -> None:
+        """End a run of passes with the pass that is under way at `now`."""
+        count = max(1, ceil(self.passes_by(now) - 1e-9))
         if count < self.count:
             self.count = count
             self.end = max(now, self.begin + self.run_s(count))

@@ -35,6 +35,10 @@ class ExactIndex:
             else:
                 holders.pop(key, None)
 
+    def clear(self, worker: str) -> None:
+        """A worker has lost all its blocks."""
+        self.remove(worker, [key for key, holders in self._holders.items() if holders & self._bits[worker]])
+
     def match(self, keys: Sequence[int]) -> Mapping[str, int]:
         """Cached prefix length in tokens for each worker that holds any of it; `keys` are those of units."""
         found: dict[str, int] = {}

@@ -93,6 +93,16 @@ def add_simulate(commands: Any, run: Run) -> None:
         metavar="NAME=X",
         help="this worker takes X times as long",
     )
+    parser.add_argument(
+        "--outage",
+        action="append",
+        default=[],
+        metavar="NAME@FROM-TO",
+        help="this worker is dead between two instants of the run, in seconds",
+    )
+    parser.add_argument(
+        "--outages", default=None, metavar="every=S,down=S", help="random ones: mean time between, and mean length"
+    )
     parser.add_argument("--record", type=Path, default=None, metavar="FILE", help="write the event log for replay")
     parser.add_argument(
         "--compare",

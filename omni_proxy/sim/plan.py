@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from omni_proxy.config import ConfigError
+from omni_proxy.messages import Role
 from omni_proxy.sim.engine_model import EngineModel
 from omni_proxy.sim.figures import Figures, Slo, percentile
 from omni_proxy.sim.report import seconds_text, table
@@ -19,7 +20,8 @@ from omni_proxy.sim.run import Delays
 from omni_proxy.sim.setup import known_tokens
 from omni_proxy.sim.workload import Workload
 
-Simulate = Callable[[Workload, int, int], Figures]
+Simulate = Callable[[Workload, int, int, Role | None], Figures]
+"""A workload on so many P and D; one worker of the role, where one is named, dies in the middle and stays away."""
 GROWTH = (1.1, 1.25, 1.5, 2.0, 3.0)
 """By how much the rate is raised to see what breaks."""
 
@@ -49,6 +51,13 @@ class Breaking(Struct, frozen=True):
     point: Point
 
 
+class Loss(Struct, frozen=True):
+    """What the fewest workers come to when one of them dies in the middle of the workload and stays away."""
+
+    role: Role
+    point: Point
+
+
 class Plan(Struct, frozen=True):
     """The answer."""
 
@@ -61,6 +70,7 @@ class Plan(Struct, frozen=True):
     tried: tuple[Point, ...]
     """Smaller clusters that were tried."""
     breaking: Breaking | None
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +105,27 @@ class Planner:
             if met is None:
                 break
             fewest = met
-        breaking = None if fewest is None else self._breaking(fewest)
-        return Plan(self._target.slo, self._target.attain, curve, fewest, tuple(tried), breaking)
+        if fewest is None:
+            return Plan(self._target.slo, self._target.attain, curve, None, tuple(tried), None)
+        losses = tuple(Loss(role, self._without(fewest, role)) for role in (Role.PREFILL, Role.DECODE))
+        breaking = self._breaking(fewest)
+        return Plan(self._target.slo, self._target.attain, curve, fewest, tuple(tried), breaking, losses)
 
     def _at(self, prefill: int, decode: int) -> Point:
         point = self._points.get((prefill, decode))
         if point is None:
-            point = Point(prefill, decode, self._simulate(self._workload, prefill, decode))
+            point = Point(prefill, decode, self._simulate(self._workload, prefill, decode, None))
             self._points[prefill, decode] = point
         return point
+
+    def _without(self, point: Point, role: Role) -> Point:
+        found = self._simulate(self._workload, point.prefill, point.decode, role)
+        return Point(point.prefill, point.decode, found)
 
     def _breaking(self, point: Point) -> Breaking | None:
         for factor in GROWTH:
             denser = self._workload.stretched(1 / factor)
-            grown = Point(point.prefill, point.decode, self._simulate(denser, point.prefill, point.decode))
+            grown = Point(point.prefill, point.decode, self._simulate(denser, point.prefill, point.decode, None))
             if not self._target.met(grown):
                 return Breaking(factor, weaker_limit(grown.figures), grown)
         return None
@@ -207,4 +224,17 @@ def _verdict(plan: Plan) -> str:
             f"{broken.limit.upper()} breaks first, at {broken.factor:g} times the rate: {share:.1%} of requests meet "
             f"it there. More {side} workers come next."
         )
+    lines += [_loss_text(loss, plan.attain) for loss in plan.losses]
     return "\n".join(lines)
+
+
+def _loss_text(loss: Loss, attain: float) -> str:
+    found = loss.point.figures
+    ttft = "" if found.ttft is None else f", mean TTFT {seconds_text(found.ttft.mean)}"
+    lost = found.requests - found.outcomes.get("completed", 0)
+    kept = "the limits are still met" if found.attained >= attain else f"less than the {attain:.0%} that are asked for"
+    shares = f"TTFT {found.ttft_attained:.1%}, TPOT {found.tpot_attained:.1%}"
+    return (
+        f"When one {loss.role.value} worker dies in the middle and stays away, {found.attained:.1%} of requests meet "
+        f"the limits ({shares}){ttft}, {lost} are not answered: {kept}."
+    )

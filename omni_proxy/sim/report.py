@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from omni_proxy.sim.figures import Figures, Latency, Slo, Spread, figures, latency
+from omni_proxy.sim.outages import Outage, OutageFigures, outage_figures
 from omni_proxy.sim.run import Run
 
 
@@ -55,6 +56,8 @@ class Report(Struct, frozen=True):
     workers: tuple[WorkerFigures, ...]
     queues: tuple[QueuePoint, ...]
     latencies: tuple[Latency, ...]
+    outages: tuple[Outage, ...] = ()
+    outage_figures: OutageFigures | None = None
 
 
 def make_report(run: Run, slo: Slo, title: str, settings: dict[str, str], cpu_s: float) -> Report:
@@ -71,6 +74,8 @@ def make_report(run: Run, slo: Slo, title: str, settings: dict[str, str], cpu_s:
         workers=tuple(_workers(run)),
         queues=tuple(_queues(run)),
         latencies=tuple(sorted(answered, key=lambda found: found.at)),
+        outages=run.outages,
+        outage_figures=outage_figures(run.outages, run.records) if run.outages else None,
     )
 
 
@@ -156,6 +161,8 @@ def to_text(report: Report) -> str:
         stage_table(found),
         _worker_table(report.workers),
     ]
+    if report.outage_figures is not None:
+        parts.append(outages_text(report.outages, report.outage_figures))
     return "\n\n".join(parts)
 
 
@@ -205,6 +212,19 @@ def _worker_table(workers: Iterable[WorkerFigures]) -> str:
             ]
         )
     return table(rows)
+
+
+def outages_text(outages: Sequence[Outage], found: OutageFigures) -> str:
+    """Who was down when, and what came of it."""
+    downs = [f"{o.worker} from {o.begin:.4g} s" + (" on" if o.end is None else f" to {o.end:.4g} s") for o in outages]
+    shown = ", ".join(downs[:10]) + (f" and {len(downs) - 10} more" if len(downs) > 10 else "")
+    rows = [["TTFT of requests that came", "mean", "p50", "p90", "p99", "max"]]
+    rows += [_spread_row("while a worker was down", found.ttft_during), _spread_row("at other times", found.ttft_else)]
+    return (
+        f"outages  {shown}\n"
+        f"         {found.touched} requests lived during them; {found.retried} retried, {found.resumed} answers "
+        f"continued elsewhere, {found.failed} not answered whole\n\n{table(rows)}"
+    )
 
 
 def comparison(reports: Sequence[Report]) -> str:

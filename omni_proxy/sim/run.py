@@ -8,6 +8,7 @@ from typing import Protocol
 from omni_proxy.messages import Effect, Event, RequestRecord
 from omni_proxy.sim.cluster import SimWorker
 from omni_proxy.sim.engine import Engine
+from omni_proxy.sim.outages import Outage
 from omni_proxy.sim.workload import Workload
 
 
@@ -61,3 +62,4 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     ended_at: float = 0.0
     events: int = 0
+    outages: tuple[Outage, ...] = ()

@@ -13,6 +13,7 @@ from omni_proxy.config import Config, ConfigError
 from omni_proxy.messages import Role
 from omni_proxy.sim.cluster import SimWorker, make_cluster, make_worker, prefill_workers
 from omni_proxy.sim.engine_model import EngineModel
+from omni_proxy.sim.outages import Outage, OutagePlan, checked, random_outages
 from omni_proxy.sim.synthetic import parse_synthetic
 from omni_proxy.sim.traces import read_trace
 from omni_proxy.sim.workload import Workload
@@ -74,6 +75,31 @@ def _configured(config: Config, model: EngineModel) -> Iterable[SimWorker]:
             weight=worker.weight,
         )
         yield SimWorker(spec, made.model)
+
+
+@dataclass(frozen=True, slots=True)
+class OutageChoice:
+    """Outages by name, and settings of random ones; None: there are none."""
+
+    named: tuple[Outage, ...]
+    random: str | None
+    seed: int
+
+
+def outage_plan(choice: OutageChoice, config: Config, workers: Sequence[SimWorker], workload: Workload) -> OutagePlan:
+    """The outages that a user asks for, found out as a gateway with this config would. Raises ConfigError."""
+    names = [worker.spec.name for worker in workers]
+    outages = list(choice.named)
+    if choice.random is not None:
+        outages += random_outages(choice.random, names, workload.span_s, choice.seed)
+    return plan_for(checked(outages, names), config)
+
+
+def plan_for(outages: tuple[Outage, ...], config: Config) -> OutagePlan:
+    """Outages as a gateway with this config finds out about them."""
+    health, usual = config.health, OutagePlan()
+    down_after_s = (health.failures_down - 0.5) * health.interval_s
+    return OutagePlan(outages, down_after_s, min(usual.up_after_s, health.interval_s / 2), bool(config.resume))
 
 
 def offered_load(workload: Workload, workers: Sequence[SimWorker], basis: LoadBasis) -> float:

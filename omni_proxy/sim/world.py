@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Final, assert_never
-
-from msgspec import structs
 
 from omni_proxy.messages import (
     Abort,
@@ -21,6 +18,7 @@ from omni_proxy.messages import (
     BlocksRemoved,
     BlocksStored,
     Close,
+    DecodeBroke,
     DecodeDone,
     Effect,
     Event,
@@ -44,26 +42,19 @@ from omni_proxy.messages import (
     Usage,
     WorkerUp,
 )
-from omni_proxy.sim.cluster import SimWorker
+from omni_proxy.sim.cluster import SimWorker, with_blocks
+from omni_proxy.sim.deaths import Deaths
 from omni_proxy.sim.engine import Engine, Notice, Notices
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.job import Job
+from omni_proxy.sim.legs import Legs, SimLeg
 from omni_proxy.sim.next_turns import foreseen, next_turns
+from omni_proxy.sim.outages import OutagePlan
 from omni_proxy.sim.run import CoreLike, Delays, Run, Sample
 from omni_proxy.sim.workload import SimRequest, Workload
 
 MODEL_NAME: Final = "simulated"
-
-
-@dataclass(slots=True)
-class _Leg:
-    """A lease at work: its job, and for D the lease of the P that holds the KV."""
-
-    lease: Lease
-    job: Job
-    engine: int
-    source: _Leg | None = None
-    prefilled: bool = False
+_NO_KV: Final = Failure(FailureKind.STATUS, "no KV", 500, answered=True)
 
 
 MakeCore = Callable[[ExactIndex], CoreLike]
@@ -81,10 +72,12 @@ class World:
         delays: Delays | None = None,
         observers: Iterable[Observer] = (),
         samples: int = 300,
+        outages: OutagePlan | None = None,
     ) -> None:
         self._delays = Delays() if delays is None else delays
+        self._outages = OutagePlan() if outages is None else outages
         self._observers = tuple(observers)
-        workers = [_with_blocks(worker, workload.block_tokens) for worker in workers]
+        workers = [with_blocks(worker, workload.block_tokens) for worker in workers]
         self._index = ExactIndex([w.spec.name for w in workers], workload.block_tokens)
         self._engines = tuple(map(self._engine, workers, repeat(workload.block_tokens)))
         self._models = tuple(w.model for w in workers)
@@ -92,20 +85,16 @@ class World:
         self._links = [0.0 for _ in workers]
         """The instant from which each worker's link is free."""
         self._core = make_core(self._index)
-        self._run = Run(workload, tuple(workers), self._engines)
+        self._run = Run(workload, tuple(workers), self._engines, outages=self._outages.outages)
         self._requests: dict[str, SimRequest] = {}
         self._followers: dict[int, list[int]] = {}
         self._next_turns: dict[int, int] | None = None
         """Made when it is asked for first."""
         self._foreseen: dict[str, SimRequest] = {}
-        self._legs: dict[Lease, _Leg] = {}
-        self._held: dict[str, _Leg] = {}
-        """By request: the P leg whose KV may be pulled."""
-        self._pushing: dict[str, _Leg] = {}
-        """By request: the D leg of parallel mode that waits for P."""
+        self._legs = Legs(workload.block_tokens)
+        self._deaths = Deaths(self._outages, [w.spec for w in workers], self._at, self._tell, self._lose)
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
-        self._serial = 0
         self._tick_at: float | None = None
         self._now = 0.0
         self._wakes = [-1.0 for _ in workers]
@@ -116,6 +105,7 @@ class World:
         for worker in self._run.workers:
             self._tell(WorkerUp(worker.spec), 0.0)
         self._schedule_arrivals()
+        self._deaths.schedule()
         heap, now = self._heap, 0.0
         step = max(self._run.workload.span_s / self._sample_count, 0.001)
         next_sample = 0.0
@@ -179,10 +169,9 @@ class World:
     def _ended(self, close: Close, now: float) -> None:
         self._run.records.append(close.record)
         del self._requests[close.rid]
-        held = self._held.pop(close.rid, None)
+        held = self._legs.closed(close.rid)
         if held is not None:
             self._release(held, now)
-        self._pushing.pop(close.rid, None)
         for number in self._followers.pop(int(close.rid[1:]), ()):
             self._at(now + self._run.workload.requests[number].arrival_s, partial(self._arrive, number))
 
@@ -219,15 +208,17 @@ class World:
                 tokens = self._requests[rid].prompt_tokens
                 delay = self._delays.tokenize_s + self._delays.tokenize_token_s * tokens
                 self._at(now + delay, partial(self._tokenized, rid))
-            case StartPrefill(lease, peer):
-                self._send(lease, self._prefill_leg(lease, peer), now)
+            case StartPrefill(lease, _):
+                self._start_prefill(lease, now)
                 inbox.append(LegSent(lease))
             case StartDecode(lease, peer):
-                leg = self._decode_leg(lease, peer)
+                leg = self._legs.decode(
+                    lease, self._requests[lease.rid], self._places[lease.worker], pull=peer is not None
+                )
                 if leg is None:
-                    inbox.append(LegFailed(lease, Failure(FailureKind.STATUS, "no KV", 500, answered=True)))
+                    inbox.append(LegFailed(lease, _NO_KV))
                 else:
-                    self._send(lease, leg, now)
+                    self._send(leg, now)
                     inbox.append(LegSent(lease))
             case Abort(lease):
                 self._abort(lease, now)
@@ -262,59 +253,41 @@ class World:
         self._at(now + delay, partial(self._tell, told))
 
     def _prewarm(self, lease: Lease, now: float) -> None:
-        request = self._foreseen[lease.rid]
-        self._serial += 1
-        keys = request.full_blocks(self._run.workload.block_tokens)
-        job = Job(lease.rid, self._serial, request.prompt_tokens, 1, keys, True)
-        self._send(lease, _Leg(lease, job, self._places[lease.worker]), now)
+        self._send(self._legs.ahead(lease, self._foreseen[lease.rid], self._places[lease.worker]), now)
 
     # ------------------------------------------------------------------------- legs
 
-    def _new_job(self, lease: Lease, keep_kv: bool = False, pull: bool = False) -> Job:
-        request = self._requests[lease.rid]
-        self._serial += 1
-        keys = request.full_blocks(self._run.workload.block_tokens)
-        return Job(lease.rid, self._serial, request.prompt_tokens, request.output_tokens, keys, keep_kv, pull)
+    def _start_prefill(self, lease: Lease, now: float) -> None:
+        leg, before = self._legs.prefill(lease, self._requests[lease.rid], self._places[lease.worker])
+        if before is not None:
+            self._release(before, now)
+        self._send(leg, now)
 
-    def _prefill_leg(self, lease: Lease, peer: str | None) -> _Leg:
-        leg = _Leg(lease, self._new_job(lease, keep_kv=True), self._places[lease.worker])
-        self._held[lease.rid] = leg
-        return leg
-
-    def _decode_leg(self, lease: Lease, peer: str | None) -> _Leg | None:
-        source = self._held.get(lease.rid) if peer is not None else None
-        if peer is not None and source is None:
-            return None
-        return _Leg(lease, self._new_job(lease, pull=peer is not None), self._places[lease.worker], source)
-
-    def _send(self, lease: Lease, leg: _Leg, now: float) -> None:
-        self._legs[lease] = leg
-        leg.job.tag = leg
+    def _send(self, leg: SimLeg, now: float) -> None:
         self._at(now + self._delays.network_s + self._models[leg.engine].request_s, partial(self._submit, leg))
 
-    def _submit(self, leg: _Leg, now: float) -> None:
-        if leg.lease not in self._legs:
+    def _submit(self, leg: SimLeg, now: float) -> None:
+        if leg not in self._legs:
             return  # aborted on its way
         engine = self._engines[leg.engine]
-        if not engine.can_ever_hold(leg.job):
-            failure = Failure(FailureKind.STATUS, "the request is larger than the KV cache", 400, answered=True)
-            self._forget(leg)
-            self._tell(LegFailed(leg.lease, failure), now)
-            return
-        self._hear(leg.engine, engine.submit(leg.job, now), now)
+        if leg.engine in self._deaths:
+            self._fail(leg, Failure(FailureKind.CONNECT, "connection refused"), now)
+        elif not engine.can_ever_hold(leg.job):
+            detail = "the request is larger than the KV cache"
+            self._fail(leg, Failure(FailureKind.STATUS, detail, 400, answered=True), now)
+        else:
+            self._hear(leg.engine, engine.submit(leg.job, now), now)
+
+    def _fail(self, leg: SimLeg, failure: Failure, now: float) -> None:
+        self._legs.done(leg)
+        self._tell(LegFailed(leg.lease, failure), now)
 
     def _abort(self, lease: Lease, now: float) -> None:
-        leg = self._legs.pop(lease, None)
-        if leg is None:
-            return
-        if self._held.get(lease.rid) is leg:
-            del self._held[lease.rid]
-        self._hear(leg.engine, self._engines[leg.engine].abort(leg.job, now), now)
+        leg = self._legs.aborted(lease)
+        if leg is not None:
+            self._hear(leg.engine, self._engines[leg.engine].abort(leg.job, now), now)
 
-    def _forget(self, leg: _Leg) -> None:
-        self._legs.pop(leg.lease, None)
-
-    def _release(self, leg: _Leg, now: float) -> None:
+    def _release(self, leg: SimLeg, now: float) -> None:
         self._hear(leg.engine, self._engines[leg.engine].release(leg.job, now), now)
 
     # ---------------------------------------------------------------------- engines
@@ -322,7 +295,7 @@ class World:
     def _hear(self, place: int, notices: Notices, now: float) -> None:
         """Take in what an engine tells, and be there when it wants to go on."""
         for notice, job in notices:
-            assert isinstance(job.tag, _Leg)
+            assert isinstance(job.tag, SimLeg)
             self._notice(notice, job.tag, now)
         wake = self._engines[place].wake_at
         if wake is not None and wake != self._wakes[place]:
@@ -335,7 +308,7 @@ class World:
             self._wakes[place] = -1.0
             self._hear(place, engine.advance(now), now)
 
-    def _notice(self, notice: Notice, leg: _Leg, now: float) -> None:
+    def _notice(self, notice: Notice, leg: SimLeg, now: float) -> None:
         out = now + self._delays.network_s + self._models[leg.engine].first_token_s
         match notice:
             case Notice.PULL:
@@ -343,7 +316,7 @@ class World:
             case Notice.PREFILLED:
                 leg.prefilled = True
                 self._at(out, partial(self._prefilled, leg))
-                waiting = self._pushing.pop(leg.lease.rid, None)
+                waiting = self._legs.waiting_for(leg)
                 if waiting is not None:
                     self._transfer(waiting, leg, now)
             case Notice.FIRST:
@@ -355,15 +328,17 @@ class World:
             case _:
                 assert_never(notice)
 
-    def _pull(self, leg: _Leg, now: float) -> None:
+    def _pull(self, leg: SimLeg, now: float) -> None:
         source = leg.source
         assert source is not None
-        if source.prefilled:
+        if source.lost:
+            self._at(now + self._delays.network_s, partial(self._pull_failed, leg))
+        elif source.prefilled:
             self._transfer(leg, source, now)
         else:
-            self._pushing[leg.lease.rid] = leg
+            self._legs.waits_for_push(leg)
 
-    def _transfer(self, leg: _Leg, source: _Leg, now: float) -> None:
+    def _transfer(self, leg: SimLeg, source: SimLeg, now: float) -> None:
         """Move what D does not have yet; a link carries one transfer after another."""
         tokens = leg.job.target - leg.job.cached_tokens
         model = self._models[leg.engine]
@@ -372,36 +347,66 @@ class World:
         self._links[source.engine] = self._links[leg.engine] = free
         self._at(free + model.link_s, partial(self._pulled, leg, source))
 
-    def _pulled(self, leg: _Leg, source: _Leg, now: float) -> None:
-        if leg.lease not in self._legs:
+    def _pulled(self, leg: SimLeg, source: SimLeg, now: float) -> None:
+        if leg not in self._legs:
             return  # aborted; P keeps its KV for another D, or until the request ends
-        if self._held.get(leg.lease.rid) is source:
-            del self._held[leg.lease.rid]
+        if source.lost:
+            self._pull_failed(leg, now)
+            return
+        self._legs.pulled(leg, source)
         self._release(source, now)
         self._hear(leg.engine, self._engines[leg.engine].pulled(leg.job, now), now)
 
+    def _pull_failed(self, leg: SimLeg, now: float) -> None:
+        """P died with the KV that D wanted."""
+        if leg in self._legs:
+            self._hear(leg.engine, self._engines[leg.engine].abort(leg.job, now), now)
+            self._fail(leg, _NO_KV, now)
+
+    # ----------------------------------------------------------------- workers that die
+
+    def _lose(self, place: int, now: float) -> None:
+        """A worker is gone with all that it had; those who talk to it notice at once."""
+        self._index.clear(self._run.workers[place].spec.name)
+        self._engines[place].die(now)
+        self._wakes[place] = -1.0
+        for leg in self._legs.lost_with(place):
+            self._at(now + self._delays.network_s, partial(self._broke, leg))
+
+    def _broke(self, leg: SimLeg, now: float) -> None:
+        """The connection that carried a leg was closed."""
+        failure = Failure(FailureKind.CLOSED, "the worker died", answered=leg.shown)
+        if leg.lease.leg is Leg.PREWARM:
+            self._foreseen.pop(leg.lease.rid, None)
+        elif leg.shown and self._outages.resume and leg.lease.rid in self._requests:
+            self._tell(DecodeBroke(leg.lease, self._legs.goes_on(leg), failure), now)
+            return
+        self._tell(LegFailed(leg.lease, failure), now)
+
     # ------------------------------------------------------------- what workers answer
 
-    def _tell_leg(self, leg: _Leg, event: Event, now: float) -> None:
-        if leg.lease in self._legs:
+    def _tell_leg(self, leg: SimLeg, event: Event, now: float) -> None:
+        if leg in self._legs:
+            leg.shown = True
             self._tell(event, now)
 
-    def _prefilled(self, leg: _Leg, now: float) -> None:
-        if leg.lease in self._legs:
-            self._forget(leg)
+    def _prefilled(self, leg: SimLeg, now: float) -> None:
+        if leg in self._legs:
+            self._legs.done(leg)
             if leg.lease.leg is Leg.PREWARM:
                 self._foreseen.pop(leg.lease.rid, None)
                 self._release(leg, now)
             usage = Usage(leg.job.prompt_tokens, None, leg.job.cached_tokens)
             self._tell(PrefillDone(leg.lease, handoff=True, usage=usage), now)
 
-    def _finished(self, leg: _Leg, now: float) -> None:
-        if leg.lease not in self._legs:
+    def _finished(self, leg: SimLeg, now: float) -> None:
+        if leg not in self._legs:
             return
-        self._forget(leg)
+        self._legs.done(leg)
         job = leg.job
+        before = self._legs.tokens_before(leg.lease.rid)
         cached = job.cached_tokens if leg.source is None else None
-        self._tell(DecodeDone(leg.lease, Usage(job.prompt_tokens, job.generated, cached)), now)
+        self._tell(DecodeDone(leg.lease, Usage(job.prompt_tokens, before + job.generated, cached)), now)
 
     # ----------------------------------------------------------------------- KV events
 
@@ -421,7 +426,3 @@ class World:
     def _later(self, event: BlocksStored | BlocksRemoved) -> None:
         """KV events reach the gateway after their way through the network, in their order."""
         self._at(self._now + self._delays.kv_event_s, partial(self._tell, event))
-
-
-def _with_blocks(worker: SimWorker, block_tokens: int) -> SimWorker:
-    return SimWorker(structs.replace(worker.spec, block_tokens=block_tokens), worker.model)

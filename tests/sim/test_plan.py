@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_proxy.cli import main
+from omni_proxy.messages import Role
 from omni_proxy.sim.figures import Figures, Latency, Slo, Totals, summarise
 from omni_proxy.sim.plan import Planner, Target, plan_text
 from omni_proxy.sim.synthetic import parse_synthetic
@@ -20,7 +21,8 @@ def model_of(needed_prefill: float, needed_decode: float) -> Planner:
     """A planner over a world in which limits are met from so many workers on, in proportion to the rate."""
     workload = parse_synthetic("poisson,requests=50", 1)
 
-    def simulate(loaded: Workload, prefill: int, decode: int) -> Figures:
+    def simulate(loaded: Workload, prefill: int, decode: int, lost: Role | None) -> Figures:
+        prefill, decode = prefill - (lost is Role.PREFILL), decode - (lost is Role.DECODE)
         denser = workload.span_s / loaded.span_s
         ttft = 0.5 if prefill >= needed_prefill * denser else 2.0
         tpot = 0.05 if decode >= needed_decode * denser else 0.2
@@ -48,6 +50,20 @@ def test_what_breaks_first_is_said() -> None:
     assert "TPOT breaks first, at 1.1 times the rate" in plan_text(found)
 
 
+def test_what_one_lost_worker_does_is_said() -> None:
+    found = model_of(3.5, 0.5).plan(8)
+    assert found.fewest is not None
+    assert (found.fewest.prefill, found.fewest.decode) == (4, 1)
+    assert [(loss.role, loss.point.figures.attained) for loss in found.losses] == [
+        (Role.PREFILL, 0.0),
+        (Role.DECODE, 0.0),
+    ]
+    text = plan_text(found)
+    assert "When one prefill worker dies in the middle and stays away, 0.0% of requests meet the limits" in text
+    assert "less than the 90% that are asked for" in text
+    assert "the limits are still met" in plan_text(model_of(0.5, 0.0).plan(2))
+
+
 def test_too_few_workers_say_what_is_missing() -> None:
     found = model_of(9, 2).plan(6)
     assert found.fewest is None
@@ -72,6 +88,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "Splits of 4 workers" in text
     assert "Fewest workers: " in text
+    assert "When one decode worker dies in the middle" in text
     assert len(json.loads((tmp_path / "p.json").read_bytes())["curve"]) == 3
 
 
