@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from queue import SimpleQueue
+from threading import Event
 from typing import Protocol
 
 import torch
@@ -52,20 +52,25 @@ class Ours:
         """Seconds between the outputs of the last call."""
 
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
-        outputs: SimpleQueue[Output] = SimpleQueue()
+        done = Event()
         sampling = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
         found: dict[str, list[int]] = {}
-        for prompt in prompts:
-            self._count += 1
-            found[str(self._count)] = []
-            self._engine.submit(EngineRequest(str(self._count), tuple(prompt), sampling), outputs.put)
-        running = len(prompts)
         seen: list[float] = []
-        while running:
-            output = outputs.get()
+        running = len(prompts)
+
+        def take(output: Output) -> None:  # in the engine's thread, which waits for nobody
+            nonlocal running
             seen.append(time.perf_counter())
             found[output.request_id] += output.token_ids
             running -= output.finish_reason is not None
+            if not running:
+                done.set()
+
+        for prompt in prompts:
+            self._count += 1
+            found[str(self._count)] = []
+            self._engine.submit(EngineRequest(str(self._count), tuple(prompt), sampling), take)
+        done.wait()
         self.gaps = [after - before for before, after in pairwise(seen)]
         return list(found.values())
 

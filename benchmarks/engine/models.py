@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from omni_proxy.cli import demo_model
+from omni_proxy.demo import demo_model
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Each backend derives what it needs, once: index arrays for the compiled kernels,
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,16 +43,14 @@ class AttentionBatch:
         return sum(self.query_lens)
 
     @cached_property
-    def index(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(query_start [n + 1], kv_lens [n], tables, table_start [n + 1]), int64: sequence s owns tables[start[s]:]."""
+    def index(self) -> array[int]:
+        """query_start [n + 1], kv_lens [n], tables, table_start [n + 1], int64: sequence s owns tables[start[s]:].
+
+        Not a tensor: making one is dear beside a small step.
+        """
         tables = self.block_tables
-        lens = list(map(len, tables))
-        starts, table_starts = accumulate(self.query_lens, initial=0), accumulate(lens, initial=0)
-        one = torch.tensor(
-            [*starts, *self.kv_lens, *chain.from_iterable(tables), *table_starts], dtype=torch.int64
-        )  # making a tensor is dear beside a small step
-        count, ends = len(lens), 2 * len(lens) + 1
-        return one[: count + 1], one[count + 1 : ends], one[ends : -count - 1], one[-count - 1 :]
+        starts, table_starts = accumulate(self.query_lens, initial=0), accumulate(map(len, tables), initial=0)
+        return array("q", [*starts, *self.kv_lens, *chain.from_iterable(tables), *table_starts])
 
     @cached_property
     def single_kv_len(self) -> int:

@@ -61,7 +61,7 @@ class CpuDecoder:
         rows = batch.rows
         named = {"tokens": tokens, "positions": positions, "slots": slots, "logit_rows": logit_rows}
         for name, value in named.items():
-            good = value.dtype == torch.int64 and value.is_contiguous() and value.device.type == "cpu"
+            good = value.dtype == torch.int64 and value.is_contiguous() and value.is_cpu
             if not good or value.dim() != 1 or (name != "logit_rows" and value.shape[0] != rows):
                 raise ValueError(f"step: {name} must be [{rows}] int64, got {value.dtype} {tuple(value.shape)}")
         self._check_cache(kv, batch)

@@ -35,8 +35,10 @@ def experts(w: PackedExperts) -> Experts:
 
 def ragged(batch: AttentionBatch) -> Ragged:
     """The C structure of a batch, which must outlive it."""
-    starts, lens, tables, table_starts = batch.index
-    return Ragged(len(batch.kv_lens), starts.data_ptr(), lens.data_ptr(), tables.data_ptr(), table_starts.data_ptr())
+    count, index = len(batch.kv_lens), batch.index
+    at, entries = index.buffer_info()
+    lens, tables, table_starts = count + 1, 2 * count + 1, entries - count - 1
+    return Ragged(count, at, at + 8 * lens, at + 8 * tables, at + 8 * table_starts)
 
 
 def cache(kv: Tensor) -> Cache:

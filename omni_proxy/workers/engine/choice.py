@@ -84,7 +84,7 @@ class Choice:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         if self.only_prompt and output.error is None:
-            output = replace(output, token_ids=(), logprobs=None)
+            output = output._replace(token_ids=(), logprobs=None)
         shown = [self._token(output, at, delta) for at in range(len(output.token_ids))]
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queued_s += output.queued_s

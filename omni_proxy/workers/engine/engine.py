@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -379,7 +378,7 @@ class Engine:
         request_id = output.request_id
         waited = self._waits.told(request_id)
         if waited is not None:
-            output = replace(output, queued_s=waited)
+            output = output._replace(queued_s=waited)
         emit = self._emits.get(request_id)
         if output.finish_reason is not None:
             with self._lock:
@@ -481,11 +480,11 @@ def _output(
     handoff: Handoff | None = None,
     error: str | None = None,
 ) -> Output:
-    logprobs = tuple(one.logprob for one in drawn if one.logprob is not None)
+    logprobs = [one.logprob for one in drawn if one.logprob is not None]
     return Output(
         seq.request_id,
-        tuple(one.token_id for one in drawn),
-        logprobs or None,
+        tuple([one.token_id for one in drawn]),
+        tuple(logprobs) or None,
         reason,
         seq.cached_tokens,
         handoff,

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from torch import Tensor
 from omni_proxy.workers.engine.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """What a request has said before a draw."""
 
     tokens: Sequence[int]

@@ -5,6 +5,7 @@ Knows tensors and sequences' state, which it only reads; the planner moves them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from math import prod
 
@@ -21,6 +22,7 @@ from omni_proxy.workers.engine.model import Batch, DecoderModel, Experts
 from omni_proxy.workers.engine.penalties import Said
 from omni_proxy.workers.engine.planner import Chunk
 from omni_proxy.workers.engine.sampler import Draw, Drawn, sample, score
+from omni_proxy.workers.engine.sequence import Sequence as Request
 from omni_proxy.workers.engine.types import Guide
 
 
@@ -87,7 +89,7 @@ class Runner:
 
     def _score(self, chunks: Sequence[Chunk], logits: Tensor) -> Tensor:
         """Keep log-probabilities of prompt tokens where wanted; returns the rows that tokens are drawn from."""
-        if not any(scored_rows(chunk) for chunk in chunks):
+        if not any(chunk.seq.wants_scores for chunk in chunks):
             return logits
         kept: list[Tensor] = []
         row = 0
@@ -146,32 +148,37 @@ class Runner:
         positions: list[int] = []
         slots: list[int] = []
         logit_rows: list[int] = []
+        query_lens: list[int] = []
+        kv_lens: list[int] = []
         for chunk in chunks:
-            tokens += chunk.seq.tokens[chunk.start : chunk.start + chunk.count]
+            seq, start, rows = chunk.seq, chunk.start, chunk.rows
+            places = range(start, start + rows)
+            tokens += seq.tokens[start : start + chunk.count]
             tokens += chunk.draft
-            positions += range(chunk.start, chunk.start + chunk.rows)
-            slots += self._slots(chunk)
-            first = len(tokens) - chunk.rows - chunk.start
-            logit_rows += [first + place for place in scored_rows(chunk)]
+            positions += places
+            slots += self._slots(seq, places)
+            if seq.wants_scores:
+                first = len(tokens) - rows - start
+                logit_rows += [first + place for place in scored_rows(chunk)]
             logit_rows += range(len(tokens) - _logit_rows(chunk), len(tokens))
+            query_lens.append(rows)
+            kv_lens.append(start + rows)
         attention = ops.attention_batch(
-            [chunk.rows for chunk in chunks],
-            [chunk.start + chunk.rows for chunk in chunks],
+            query_lens,
+            kv_lens,
             [chunk.seq.blocks for chunk in chunks],
             self._block_size,
             self.model.dtype,
         )
-        rows = len(tokens)
-        one = torch.tensor([*tokens, *positions, *slots, *logit_rows], dtype=torch.int64)  # making a tensor is dear
-        ids, places, slot_ids, last = one[:rows], one[rows : 2 * rows], one[2 * rows : 3 * rows], one[3 * rows :]
-        return Batch(ids, places, slot_ids, attention, last)
+        count = len(tokens)
+        # Making a tensor is dear, above all of a list.
+        one = torch.frombuffer(array("q", [*tokens, *positions, *slots, *logit_rows]), dtype=torch.int64)
+        ids, at, slot_ids, last = torch.split(one, [count, count, count, len(logit_rows)])
+        return Batch(ids, at, slot_ids, attention, last)
 
-    def _slots(self, chunk: Chunk) -> list[int]:
-        seq, size = chunk.seq, self._block_size
-        return [
-            seq.blocks[p // size] * size + p % size if p >= seq.kv_len else self._spare_slot
-            for p in range(chunk.start, chunk.start + chunk.rows)
-        ]
+    def _slots(self, seq: Request, places: range) -> list[int]:
+        blocks, size, known, spare = seq.blocks, self._block_size, seq.kv_len, self._spare_slot
+        return [blocks[p // size] * size + p % size if p >= known else spare for p in places]
 
     def _draws(self, chunk: Chunk) -> list[Draw]:
         first = chunk.seq.num_generated

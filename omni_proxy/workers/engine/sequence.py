@@ -84,12 +84,14 @@ class Sequence:
     @property
     def start(self) -> int:
         """First token to compute. The last token is always computed, as its logits are wanted."""
-        return min(self.kv_len, len(self.tokens) - 1)
+        last = len(self.tokens) - 1
+        return last if last < self.kv_len else self.kv_len
 
     @property
     def pending(self) -> int:
         """Tokens to compute before the next one can be drawn; 1 when decoding."""
-        return len(self.tokens) - self.start
+        missing = len(self.tokens) - self.kv_len
+        return missing if missing > 1 else 1
 
     @property
     def wants_pull(self) -> bool:

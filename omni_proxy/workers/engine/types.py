@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -77,7 +77,7 @@ class SamplingParams:
     @property
     def counts_tokens(self) -> bool:
         """What was said before changes what is drawn."""
-        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
     @property
     def shapes_logits(self) -> bool:
@@ -153,8 +153,7 @@ class Handoff:
     expires_in_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """New tokens of one request after one engine step. The last one carries `finish_reason`."""
 
     request_id: str
