@@ -153,35 +153,54 @@ static constexpr Tiles make_tiles() {
 template <class A>
 constexpr Tiles TILES = make_tiles<A>();
 
-// Rows of bfloat16 -> blocks [k/2][MR]. `row(i)` points at row i's k values.
-template <class Row>
-INLINE void pack_rows(int64_t rows, int64_t k, Row row, Pair* dst) {
-    Blocks blocks(rows);
-    for (int64_t b = 0; b < blocks.count; b++) {
-        const int64_t r0 = blocks.first(b), mr = blocks.size(b);
-        Pair* out = dst + r0 * even(k) / 2;
-        for (int64_t r = 0; r < mr; r++) {
-            const uint16_t* in = row(r0 + r);
-            for (int64_t i = 0; i < k / 2; i++) __builtin_memcpy(&out[i * mr + r], in + 2 * i, 4);
-            if (k % 2) out[k / 2 * mr + r].bits = in[k - 1];
-        }
-    }
+// The first `count` lanes, and no others: a neighbour may write those.
+INLINE void store_front(float* out, vf v, int64_t count) {
+#if OMNI_LANES == 16
+    _mm512_mask_storeu_ps(out, __mmask16((1u << count) - 1), (__m512)v);
+#else
+    float lane[W];
+    store(lane, v);
+    for (int64_t i = 0; i < count; i++) out[i] = lane[i];
+#endif
 }
 
-// Rows -> blocks [k][MR]. `row(i)` points at row i's k floats.
-template <class Row>
-INLINE void pack_rows(int64_t rows, int64_t k, Row row, float* dst) {
-    const int64_t padded = even(k);
+// `rows` rows of `n` values of 32 bits, transposed: out [n][rows]. The caller owns a vector after the end.
+INLINE void transpose_rows(const char* const* row, int64_t rows, int64_t n, float* out) {
+    if (rows == 1) {
+        __builtin_memcpy(out, row[0], size_t(n) * 4);
+        return;
+    }
+    int64_t i = 0;
+    if (rows > 3)
+        for (; i + 4 <= n; i += 4) {
+            vf column[4];
+            columns<OMNI_F32>(row, i * 4, column);
+            unroll<4>([&](auto j) __attribute__((always_inline)) { store(out + (i + j) * rows, column[j]); });
+        }
+    for (; i < n; i++)
+        for (int64_t r = 0; r < rows; r++) out[i * rows + r] = reinterpret_cast<const float*>(row[r])[i];
+}
+
+constexpr int ROW_VECTORS = (MR_MAX + W - 1) / W * W;  // rows of a block, in whole vectors
+
+// Rows -> blocks [k][MR], or [k/2][MR] pairs. `row(i)` points at row i's k values.
+template <class A, class Row>
+INLINE void pack_rows(int64_t rows, int64_t k, Row row, A* dst) {
+    const int64_t each = K_EACH<A>, whole = k / each, padded = even(k) / each;
     Blocks blocks(rows);
     for (int64_t b = 0; b < blocks.count; b++) {
         const int64_t r0 = blocks.first(b), mr = blocks.size(b);
-        float* out = dst + r0 * padded;
-        const float* in[MR_MAX];
-        for (int64_t r = 0; r < mr; r++) in[r] = row(r0 + r);
-        for (int64_t i = 0; i < k; i++)
-            for (int64_t r = 0; r < mr; r++) out[i * mr + r] = in[r][i];
-        if (padded > k)
-            for (int64_t r = 0; r < mr; r++) out[k * mr + r] = 0.0f;
+        float* out = reinterpret_cast<float*>(dst + r0 * padded);
+        const char* in[ROW_VECTORS];
+        for (int64_t r = 0; r < mr; r++) in[r] = reinterpret_cast<const char*>(row(r0 + r));
+        for (int64_t r = mr; r < ROW_VECTORS; r++) in[r] = in[0];
+        transpose_rows(in, mr, whole, out);
+        if (whole == padded) continue;
+        for (int64_t r = 0; r < mr; r++) {
+            uint32_t last = 0;
+            if (each == 2) __builtin_memcpy(&last, in[r] + whole * 4, 2);
+            __builtin_memcpy(out + whole * mr + r, &last, 4);
+        }
     }
 }
 
@@ -247,7 +266,7 @@ struct Scratch {
         return s;
     }
     void carve(Carver& from, int64_t k) {
-        rows = from.take<A>(CHUNK_ROWS * even(k) / K_EACH<A>);
+        rows = from.take<A>(CHUNK_ROWS * even(k) / K_EACH<A> + W);
         c = from.take<float>(CHUNK_ROWS * STEP * 16);
     }
 };

@@ -104,32 +104,49 @@ static int plan(Moe& m, int64_t* expert_tokens) {
     return OMNI_OK;
 }
 
-INLINE void put_lane(float* out, int64_t column, int64_t mr, int64_t width, const float* lane) {
-    for (int64_t j = 0; j < width; j++) out[(column + j) * mr] = lane[j];
-}
-INLINE void put_lane(Pair* out, int64_t column, int64_t mr, int64_t width, const float* lane) {
-    for (int64_t j = 0; j < width; j += 2)
-        out[(column + j) / 2 * mr].bits = to_bf16(lane[j]) | uint32_t(to_bf16(lane[j + 1])) << 16;
+// A panel of h of one row: as float32, or as pairs.
+INLINE void put_panel(const float* lane, float* out, float) { __builtin_memcpy(out, lane, 64); }
+INLINE void put_panel(const float* lane, float* out, Pair) {
+    uint16_t half[16];
+#if defined(OMNI_PAIRS)
+    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(lane));
+    __builtin_memcpy(half, &rounded, 32);
+#else
+    for (int j = 0; j < 16; j++) half[j] = to_bf16(lane[j]);
+#endif
+    __builtin_memcpy(out, half, 32);
 }
 
 // h of gate and up panels side by side, written in the row blocks that GEMM 2 reads.
 template <class A>
 INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, A* hidden) {
-    const int64_t padded = even(c.wide);
+    const int64_t padded = even(c.wide), each = K_EACH<A>;
     Blocks blocks(c.rows);
+    float part[ROW_VECTORS][16];
+    const char* row[ROW_VECTORS];
+    for (int64_t r = 0; r < ROW_VECTORS; r++) row[r] = reinterpret_cast<const char*>(part[r]);
     for (int64_t b = 0; b < blocks.count; b++) {
         const int64_t r0 = blocks.first(b), mr = blocks.size(b);
-        A* out = hidden + (c.hidden_at + r0 * padded) / K_EACH<A>;
-        for (int64_t r = 0; r < mr; r++)
-            for (int64_t q = 0; q < count; q += 2) {
-                const int64_t column = (panel + q) / 2 * 16;
+        float* out = reinterpret_cast<float*>(hidden + (c.hidden_at + r0 * padded) / each);
+        for (int64_t q = 0; q < count; q += 2) {
+            const int64_t column = (panel + q) / 2 * 16, n = min64(16, padded - column) / each;
+            for (int64_t r = 0; r < mr; r++) {
                 float lane[16];
                 for (int v = 0; v < 16; v += W) {
                     const float* gate = tile_out + (r0 + r) * LDC + q * 16 + v;
                     store(lane + v, silu(load(gate)) * load(gate + 16));
                 }
-                put_lane(out + r, column, mr, min64(16, padded - column), lane);
+                put_panel(lane, part[r], A{});
             }
+            float* to = out + column / each * mr;
+            if (mr == 1) __builtin_memcpy(to, part[0], size_t(n) * 4);
+            else
+                for (int64_t i = 0; i < n; i += 4) {
+                    vf four[4];
+                    columns<OMNI_F32>(row, i * 4, four);
+                    for (int64_t j = 0; j < min64(4, n - i); j++) store_front(to + (i + j) * mr, four[j], mr);
+                }
+        }
     }
 }
 
