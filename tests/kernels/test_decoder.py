@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -192,6 +192,48 @@ def test_a_cache_in_bfloat16(case: Case) -> None:
     want = case.step(rows)
     got = case.step(rows, case.kv.to(torch.bfloat16))
     torch.testing.assert_close(got, want, atol=0.2, rtol=0.05)
+
+
+def bfloat16_case() -> Case:
+    """A model of bfloat16, whose rows are multiplied by pairs where the CPU does that."""
+    weights = decoder_weights(varied_layers())
+    exact = replace(weights, layers=[_halved(one) for one in weights.layers], head=weights.head.bfloat16())
+    case = Case(replace(exact, embedding=weights.embedding.bfloat16()))
+    case.kv = case.kv.bfloat16()
+    return case
+
+
+def _halved(one: ops.DecoderLayer) -> ops.DecoderLayer:
+    names = ("qkv", "out", "w13", "w2", "gate", "shared13", "shared2")
+    given = {name: getattr(one, name) for name in names}
+    return replace(one, **{name: w.bfloat16() for name, w in given.items() if w is not None})
+
+
+def test_a_model_of_bfloat16_stays_close(compiled: str) -> None:
+    case = bfloat16_case()
+    wide = {name: getattr(case.weights, name).float() for name in ("embedding", "head")}
+    layers = [replace(one, **_widened(one)) for one in case.weights.layers]
+    plain = Case(replace(case.weights, layers=layers, **wide))
+    rows = case.rows([(30, 30), (7, 7), (1, 1)])
+    got, want = case.step(rows), by_ops(plain.weights, rows, plain.kv, plain.counts)
+    assert ((got - want).norm() / want.norm()).item() < 0.05
+
+
+def _widened(one: ops.DecoderLayer) -> dict[str, Tensor]:
+    fields = {name: getattr(one, name) for name in ops.DecoderLayer.__slots__}
+    return {name: w.float() for name, w in fields.items() if isinstance(w, Tensor)}
+
+
+def test_nor_do_they_in_a_model_of_bfloat16(compiled: str) -> None:
+    case = bfloat16_case()
+    whole = case.step(case.rows([(50, 50)]))
+    again = torch.zeros_like(case.kv)
+    for first, last in ((0, 1), (1, 13), (13, 14), (14, 50)):
+        torch.set_num_threads(1 + first % 3)
+        part = case.step(case.rows([(last - first, last)]), again)
+        assert part.equal(whole[first:last])
+    together = case.step(case.rows([(50, 50), (9, 9), (80, 80)]), torch.zeros_like(case.kv))
+    assert together[:50].equal(whole)
 
 
 def test_int8_weights_stay_close(case: Case) -> None:

@@ -236,9 +236,11 @@ INLINE void weigh(AttendScratch& t, const Meeting& x, int64_t v) {
 
 template <int M>
 INLINE void attend_vectors(AttendScratch& t, const Meeting& x, int64_t v) {
-    if (x.seen0 + (v + M - 1) / x.group <= 0) return;
-    scores<M>(t.q + (x.at + v) * x.dim, t.kt, x.n, x.dim, t.s);
-    weigh<M>(t, x, v);
+    Meeting part = x;  // of those keys that the last of the vectors sees
+    part.n = min64(x.n, x.seen0 + (v + M - 1) / x.group);
+    if (part.n <= 0) return;
+    scores<M>(t.q + (x.at + v) * x.dim, t.kt, part.n, x.dim, t.s);
+    weigh<M>(t, part, v);
 }
 
 // The head's only M vectors.

@@ -257,6 +257,7 @@ template <class A>
 struct Scratch {
     A* rows;
     float* c;
+    uint16_t* half;  // rows of float32 on their way to pairs
     static Scratch get(int64_t k) {
         Scratch s{};
         Carver count{nullptr};
@@ -268,23 +269,25 @@ struct Scratch {
     void carve(Carver& from, int64_t k) {
         rows = from.take<A>(CHUNK_ROWS * even(k) / K_EACH<A> + W);
         c = from.take<float>(CHUNK_ROWS * STEP * 16);
+        half = from.take<uint16_t>(K_EACH<A> == 2 ? CHUNK_ROWS * even(k) : 0);
+    }
+    // Row number r of those that are packed together, as pack_rows<A> takes it.
+    const uint16_t* source(const uint16_t* x, int64_t, int64_t) const { return x; }
+    auto source(const float* x, int64_t r, int64_t k) const {
+        if constexpr (K_EACH<A> == 1) {
+            return x;
+        } else {
+            narrow(x, k, half + r * even(k), OMNI_BF16);
+            return static_cast<const uint16_t*>(half + r * even(k));
+        }
     }
 };
 
-// What a row of type A is made from.
-template <class A>
-struct Source {
-    typedef float type;
-};
-template <>
-struct Source<Pair> {
-    typedef uint16_t type;
-};
-
-// out = x . w^T for rows of float32, or of bfloat16 by pairs; `done(first row, rows, first output, outputs, c)`,
-// c [rows][STEP * 16].
-template <class A, class Done>
-static void linear_as(Team& team, const typename Source<A>::type* x, int64_t rows, const omni_matrix& w, Done done) {
+// out = x . w^T for rows of float32 or bfloat16, the latter by pairs (A is Pair), and so those of float32 once rounded;
+// `done(first row, rows, first output, outputs, c)`, c [rows][STEP * 16]. `next`: the weights that are read after these,
+// or null.
+template <class A, class X, class Done>
+static void linear(Team& team, const X* x, int64_t rows, const omni_matrix& w, const void* next, Done done) {
     const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, total = panels(w.n);
     const int64_t size = panels_a_task(total, chunks, team.size()), groups = (total + size - 1) / size;
     Scratch<A> scratch = Scratch<A>::get(w.k);
@@ -293,15 +296,13 @@ static void linear_as(Team& team, const typename Source<A>::type* x, int64_t row
     for (int64_t task; (task = team.next(chunks * groups)) >= 0;) {
         const int64_t chunk = task / groups, p0 = task % groups * size;
         const int64_t r0 = chunk * rows / chunks, n = (chunk + 1) * rows / chunks - r0;
-        if (chunk != packed) pack_rows(n, w.k, [&](int64_t r) { return x + (r0 + r) * w.k; }, scratch.rows);
+        if (chunk != packed)
+            pack_rows(n, w.k, [&](int64_t r) { return scratch.source(x + (r0 + r) * w.k, r, w.k); }, scratch.rows);
         packed = chunk;
-        multiply(scratch.rows, n, static_cast<const uint8_t*>(w.data), w.scale, w.k, w.dtype, p0,
-                 min64(p0 + size, total), nullptr, scratch.c, [&](int64_t p, int64_t count, const float* c) {
+        const int64_t p1 = min64(p0 + size, total);
+        multiply(scratch.rows, n, static_cast<const uint8_t*>(w.data), w.scale, w.k, w.dtype, p0, p1,
+                 p1 == total ? static_cast<const uint8_t*>(next) : nullptr, scratch.c, [&](int64_t p, int64_t count, const float* c) {
                      done(r0, n, p * 16, min64(count * 16, w.n - p * 16), c);
                  });
     }
-}
-template <class Done>
-static void linear(Team& team, const float* x, int64_t rows, const omni_matrix& w, Done done) {
-    linear_as<float>(team, x, rows, w, done);
 }

@@ -17,10 +17,11 @@ struct Chunk {
 struct Moe {
     const omni_experts* experts;
     int64_t rows, top_k;
-    const void* x;          // [rows, H], float32; bfloat16 where rows are taken by pairs
+    const void* x;          // [rows, H], float32 or, where rows are taken by pairs, bfloat16
     const int64_t* ids;     // [rows, top_k]; null: every row to expert 0 with weight 1
     const float* weights;
     float* out;             // [rows, H], added to
+    const void* next;       // the weights that are read after these, or null
     // Made by `plan`.
     int64_t* source;        // sorted row -> row of x
     float* share;           // sorted row -> weight
@@ -150,10 +151,10 @@ INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* 
     }
 }
 
-template <class A = float>
+template <class A, class X>
 static void moe_up(Team& team, const Moe& m) {
     const int64_t k = m.experts->w13.k;
-    const auto* x = static_cast<const typename Source<A>::type*>(m.x);
+    const auto* x = static_cast<const X*>(m.x);
     Scratch<A> scratch = Scratch<A>::get(k);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     int64_t most = 0;
@@ -167,7 +168,8 @@ static void moe_up(Team& team, const Moe& m) {
         const int64_t p1 = min64(p0 + size, 2 * panels(c.wide));
         if (p0 >= p1) continue;
         if (i != packed)
-            pack_rows(c.rows, k, [&](int64_t r) { return x + m.source[c.row + r] * k; }, scratch.rows);
+            pack_rows(c.rows, k, [&](int64_t r) { return scratch.source(x + m.source[c.row + r] * k, r, k); },
+                      scratch.rows);
         packed = i;
         const bool last = team.size() == 1 && p1 == 2 * panels(c.wide);
         const uint8_t* next = !last ? nullptr : i + 1 < m.chunks ? m.chunk[i + 1].w13 : m.chunk[0].w2;
@@ -195,7 +197,7 @@ INLINE int64_t down_size(int64_t h, int64_t slots, int team) {
     return size > 32 ? 32 : size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
 }
 
-template <class A = float>
+template <class A>
 static void moe_down(Team& team, const Moe& m) {
     const int64_t h = m.experts->w2.n;
     const A* hidden = static_cast<const A*>(m.hidden);
@@ -206,8 +208,9 @@ static void moe_down(Team& team, const Moe& m) {
         const int64_t p0 = task * size, p1 = min64(p0 + size, panels(h));
         for (int64_t i = 0; i < m.chunks; i++) {
             const Chunk& c = m.chunk[i];
-            const uint8_t* next =
-                i + 1 < m.chunks ? m.chunk[i + 1].w2 + p0 * panel_bytes(m.chunk[i + 1].wide, m.chunk[i + 1].dtype2) : nullptr;
+            const uint8_t* next = p1 == panels(h) ? static_cast<const uint8_t*>(m.next) : nullptr;
+            if (i + 1 < m.chunks)
+                next = m.chunk[i + 1].w2 + p0 * panel_bytes(m.chunk[i + 1].wide, m.chunk[i + 1].dtype2);
             multiply(hidden + c.hidden_at / K_EACH<A>, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c,
                      [&](int64_t p, int64_t count, const float* y) { add_shares(m, c, h, p, count, y); });
         }

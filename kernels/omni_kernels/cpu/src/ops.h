@@ -36,10 +36,10 @@ static int32_t route_op(const float* logits, int64_t rows, const omni_routing* r
     return OMNI_OK;
 }
 
-template <class A>
+template <class A, class X>
 static void moe_body(Team& team, void* context) {
     const Moe& m = *static_cast<Moe*>(context);
-    moe_up<A>(team, m);
+    moe_up<A, X>(team, m);
     if (team.sync()) moe_down<A>(team, m);
 }
 
@@ -57,9 +57,9 @@ static bool by_pairs(int x_dtype, int weights, int64_t each) {
 }
 
 #if defined(OMNI_PAIRS)
-constexpr TeamBody PAIRS_BODY = moe_body<Pair>;
+constexpr TeamBody PAIRS_BODY = moe_body<Pair, uint16_t>;
 #else
-constexpr TeamBody PAIRS_BODY = moe_body<float>;
+constexpr TeamBody PAIRS_BODY = moe_body<float, float>;
 #endif
 
 static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
@@ -90,7 +90,7 @@ static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_exp
     m.out = dtype == OMNI_F32 ? static_cast<float*>(out) : room + n;
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
     int status = plan(m, nullptr);
-    if (!status) status = run_team(threads, pairs ? PAIRS_BODY : moe_body<float>, &m);
+    if (!status) status = run_team(threads, pairs ? PAIRS_BODY : moe_body<float, float>, &m);
     if (!status && dtype != OMNI_F32) narrow(m.out, n, out, dtype);
     return status;
 }
@@ -103,12 +103,11 @@ struct LinearCall {
     int out_dtype;
 };
 
-template <class A>
+template <class A, class X>
 static void linear_body(Team& team, void* context) {
     const LinearCall& a = *static_cast<LinearCall*>(context);
     const int64_t n = a.w->n, bytes = a.out_dtype == OMNI_BF16 ? 2 : 4;
-    const auto* x = static_cast<const typename Source<A>::type*>(a.x);
-    linear_as<A>(team, x, a.rows, *a.w, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
+    linear<A>(team, static_cast<const X*>(a.x), a.rows, *a.w, nullptr, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
         for (int64_t r = 0; r < rows; r++)
             narrow(c + r * LDC, count, static_cast<char*>(a.out) + ((r0 + r) * n + first) * bytes, a.out_dtype);
     });
@@ -119,12 +118,12 @@ static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omn
     if (!rows || !w->n) return OMNI_OK;
     LinearCall call{x, rows, w, out, out_dtype};
 #if defined(OMNI_PAIRS)
-    if (by_pairs(x_dtype, w->dtype, rows)) return run_team(threads, linear_body<Pair>, &call);
+    if (by_pairs(x_dtype, w->dtype, rows)) return run_team(threads, linear_body<Pair, uint16_t>, &call);
 #endif
     float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
     if (!room) return OMNI_NO_MEMORY;
     call.x = widened(x, x_dtype, rows * w->k, room);
-    return run_team(threads, linear_body<float>, &call);
+    return run_team(threads, linear_body<float, float>, &call);
 }
 
 struct RowsCall {

@@ -22,6 +22,8 @@ static Moe moe_of(const Step& s, const omni_layer& layer) {
     m.weights = s.weights;
     m.x = s.normed;
     m.out = s.x;
+    const omni_layer* last = s.model->layer + s.model->layers - 1;
+    m.next = &layer == last ? s.model->head.data : (&layer + 1)->qkv.data;
     return m;
 }
 
@@ -116,6 +118,7 @@ struct Put {
     }
 };
 
+template <class A>
 static bool attention_layer(Team& team, Step& s, int64_t index) {
     const omni_model& m = *s.model;
     const omni_layer& layer = m.layer[index];
@@ -125,7 +128,7 @@ static bool attention_layer(Team& team, Step& s, int64_t index) {
     cache.values = static_cast<char*>(cache.values) + index * s.args->layer_stride;
     norm_rows(team, s, layer.attention_norm);
     if (!team.sync()) return false;
-    linear(team, s.normed, s.args->rows, layer.qkv, Put<false>{s.qkv, stride});
+    linear<A>(team, s.normed, s.args->rows, layer.qkv, layer.out.data, Put<false>{s.qkv, stride});
     if (!team.sync()) return false;
     rotate_rows(team, s, layer, cache);
     if (!team.sync()) return false;
@@ -133,16 +136,19 @@ static bool attention_layer(Team& team, Step& s, int64_t index) {
     const float scale = 1.0f / __builtin_sqrtf(float(m.dim));
     attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen});
     if (!team.sync()) return false;
-    linear(team, s.seen, s.args->rows, layer.out, Put<true>{s.x, m.hidden, layer.out_bias});
+    const void* next = layer.gate.data ? layer.gate.data : layer.mlp.w13.data;
+    linear<A>(team, s.seen, s.args->rows, layer.out, next, Put<true>{s.x, m.hidden, layer.out_bias});
     return team.sync();
 }
 
+template <class A>
 static bool mlp_layer(Team& team, Step& s, int64_t index) {
     const omni_layer& layer = s.model->layer[index];
     norm_rows(team, s, layer.mlp_norm);
     if (!team.sync()) return false;
     if (layer.gate.data) {
-        linear(team, s.normed, s.args->rows, layer.gate, Put<false>{s.logits, layer.gate.n});
+        // A router decides: it sees what was not rounded.
+        linear<float>(team, s.normed, s.args->rows, layer.gate, layer.gate.data, Put<false>{s.logits, layer.gate.n});
         if (!team.sync()) return false;
         route_rows(team, layer.routing, s.logits, layer.gate.n, s.args->rows, s.ids, s.weights);
         if (!team.sync()) return false;
@@ -158,12 +164,13 @@ static bool mlp_layer(Team& team, Step& s, int64_t index) {
     }
     if (!team.sync()) return false;
     const Moe& moe = *static_cast<Moe*>(team.shared->note);
-    moe_up(team, moe);
+    moe_up<A, float>(team, moe);
     if (!team.sync()) return false;
-    moe_down(team, moe);
+    moe_down<A>(team, moe);
     return team.sync();
 }
 
+template <class A>
 static void head_rows(Team& team, Step& s) {
     const omni_model& m = *s.model;
     if (s.args->hidden) {
@@ -174,9 +181,10 @@ static void head_rows(Team& team, Step& s) {
     for (int64_t i; (i = team.next(s.args->logit_rows)) >= 0;)
         norm_row(s.x + s.args->logit_row[i] * m.hidden, m.norm, m.hidden, m.eps, s.normed + i * m.hidden);
     if (!team.sync()) return;
-    linear(team, s.normed, s.args->logit_rows, m.head, Put<false>{s.args->logits, m.vocab});
+    linear<A>(team, s.normed, s.args->logit_rows, m.head, m.layer[0].qkv.data, Put<false>{s.args->logits, m.vocab});
 }
 
+template <class A>
 static void step_body(Team& team, void* context) {
     Step s = *static_cast<Step*>(context);
     const omni_model& m = *s.model;
@@ -186,9 +194,31 @@ static void step_body(Team& team, void* context) {
               m.hidden, s.x + row * m.hidden);
     if (!team.sync()) return;
     for (int64_t i = 0; i < m.layers; i++)
-        if (!attention_layer(team, s, i) || !mlp_layer(team, s, i)) return;
-    if (s.args->logit_rows || s.args->hidden) head_rows(team, s);
+        if (!attention_layer<A>(team, s, i) || !mlp_layer<A>(team, s, i)) return;
+    if (s.args->logit_rows || s.args->hidden) head_rows<A>(team, s);
 }
+
+// Whether rows are rounded to bfloat16 and multiplied by pairs: in a model of bfloat16, whatever the number of rows.
+static bool steps_by_pairs(const omni_model& m) {
+#if defined(OMNI_PAIRS)
+    const auto fits = [](const omni_matrix& w) { return !w.data || w.dtype == OMNI_BF16; };
+    for (int64_t i = 0; i < m.layers; i++) {
+        const omni_layer& x = m.layer[i];
+        const omni_experts& e = x.mlp;
+        if (!fits(x.qkv) || !fits(x.out) || !fits(e.w13) || !fits(e.w2) || !fits(e.shared13) || !fits(e.shared2))
+            return false;
+    }
+    return m.embedding_dtype == OMNI_BF16 && fits(m.head) && pairs_ready();
+#else
+    (void)m;
+    return false;
+#endif
+}
+#if defined(OMNI_PAIRS)
+constexpr TeamBody PAIRS_STEP = step_body<Pair>;
+#else
+constexpr TeamBody PAIRS_STEP = step_body<float>;
+#endif
 
 static int32_t step(const omni_model* model, const omni_step_args* args, int32_t threads) {
     if (!args->rows) return OMNI_OK;
@@ -203,5 +233,5 @@ static int32_t step(const omni_model* model, const omni_step_args* args, int32_t
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(s, carver);
     Moe shared{};
-    return run_team(threads, step_body, &s, &shared);
+    return run_team(threads, steps_by_pairs(*model) ? PAIRS_STEP : step_body<float>, &s, &shared);
 }
