@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_proxy.config import ConfigError
 from omni_proxy.sim.figures import Spread
-from omni_proxy.sim.report import Report, WorkerFigures, comparison, seconds_text
+from omni_proxy.sim.report import Report, WorkerFigures, comparison, outages_text, seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,11 +56,15 @@ def _tables(report: Report) -> list[str]:
         f"{seconds_text(found.slo.tpot)}: {found.attained:.1%} of all), {found.qpm:.0f} answered a minute, "
         f"{found.cached_share:.1%} of prompt tokens cached; {ends}."
     )
+    outages = []
+    if report.outage_figures is not None:
+        outages.append(f"<pre>{_text(outages_text(report.outages, report.outage_figures))}</pre>")
     return [
         f"<h2>{_text(report.title)}</h2><p>{_text(facts)}</p>",
         _spreads("latency", latencies),
         _spreads("stage", stages),
         _table(["worker", "busy", "computed", "cached", "generated", "batch", "KV peak", "preempted"], workers),
+        *outages,
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -160,6 +161,7 @@ def to_text(report: Report) -> str:
         summary(found),
         stage_table(found),
         _worker_table(report.workers),
+        _queue_table(report.queues),
     ]
     if report.outage_figures is not None:
         parts.append(outages_text(report.outages, report.outage_figures))
@@ -211,6 +213,23 @@ def _worker_table(workers: Iterable[WorkerFigures]) -> str:
                 str(worker.preemptions),
             ]
         )
+    return table(rows)
+
+
+_QUEUE_ROWS: Final = 8
+
+
+def _queue_table(points: Sequence[QueuePoint]) -> str:
+    """The queues over time: means over equal parts of the run."""
+    rows = [["seconds", "waiting", "tokens", "in workers", "P busy with", "D busy with"]]
+    size = max(1, -(-len(points) // _QUEUE_ROWS))
+    for begin in range(0, len(points), size):
+        part = points[begin : begin + size]
+        sums = [
+            sum(getattr(point, name) for point in part) / len(part)
+            for name in ("waiting", "waiting_tokens", "engine_waiting", "running_prefill", "running_decode")
+        ]
+        rows.append([f"{part[0].at:.0f} to {part[-1].at:.0f}", *(f"{value:.1f}" for value in sums)])
     return table(rows)
 
 

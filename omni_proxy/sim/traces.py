@@ -9,7 +9,7 @@ import csv
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,6 +22,7 @@ AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _NO_SHARING_BLOCK_TOKENS: Final = 512
 
 _Count = Annotated[int, Meta(ge=1)]
+_BlockId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _MooncakeRow(Struct):
@@ -29,7 +30,18 @@ class _MooncakeRow(Struct):
     """Milliseconds since the trace's beginning."""
     input_length: _Count
     output_length: Annotated[int, Meta(ge=0)]
-    hash_ids: list[int]
+    hash_ids: list[_BlockId]
+
+
+class _Reader(Protocol):
+    """What `csv.reader` makes."""
+
+    @property
+    def line_num(self) -> int: ...
+
+    def __next__(self) -> list[str]: ...
+
+    def __iter__(self) -> Iterator[list[str]]: ...
 
 
 _ROW: Final = msgspec.json.Decoder(_MooncakeRow)
@@ -93,12 +105,12 @@ def _explain(exc: msgspec.DecodeError) -> str:
 def _azure(path: Path) -> Iterator[SimRequest]:
     with path.open(encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
-        header = next(rows, None)
+        header = next(_rows(rows, path), None)
         if header is None or tuple(header) != AZURE_COLUMNS:
             raise ConfigError(f"{path}:1: the header must be {','.join(AZURE_COLUMNS)}")
         first: datetime | None = None
         latest = 0.0
-        for row in rows:
+        for row in _rows(rows, path):
             place = f"{path}:{rows.line_num}"
             if len(row) != len(AZURE_COLUMNS):
                 raise ConfigError(f"{place}: has {len(row)} columns, not {len(AZURE_COLUMNS)}")
@@ -114,12 +126,27 @@ def _azure(path: Path) -> Iterator[SimRequest]:
             yield SimRequest(at, prompt, output)
 
 
+def _rows(rows: _Reader, path: Path) -> Iterator[list[str]]:
+    """The rows. Raises ConfigError for what is no CSV."""
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as exc:
+            raise ConfigError(f"{path}:{rows.line_num}: is no CSV ({exc})") from exc
+        if row is None:
+            return
+        yield row
+
+
 def _instant(text: str, place: str) -> datetime:
     # The trace writes 100 ns digits; datetime knows microseconds.
     try:
-        return datetime.fromisoformat(text[:26])
+        found = datetime.fromisoformat(text[:26])
     except ValueError:
         raise ConfigError(f"{place}: TIMESTAMP: {text!r} is no date and time") from None
+    if found.tzinfo is not None:
+        raise ConfigError(f"{place}: TIMESTAMP: {text!r} has a time zone; the trace's format has none")
+    return found
 
 
 def _count(text: str, column: str, place: str) -> int:

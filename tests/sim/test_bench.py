@@ -248,6 +248,14 @@ def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--url", "http://127.0.0.1:1"], "give either --trace or --synthetic"),
         (["--url", "http://127.0.0.1:1", "--synthetic", "poisson,requests=1", "--rate", "3"], "no rate to scale"),
         (["--synthetic", "poisson"], "--url"),
+        (
+            ["--url", "http://127.0.0.1:1", "--synthetic", "poisson", "--model", "m", "--header", "x"],
+            "must be NAME: VALUE",
+        ),
+        (
+            ["--url", "http://127.0.0.1:1", "--synthetic", "poisson", "--model", "m", "--header", "a: b\r\nc: d"],
+            "must be NAME: VALUE",
+        ),
     ],
 )
 def test_faults_of_the_command_are_one_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -187,10 +188,13 @@ def test_outages_by_name() -> None:
 FAST = ["simulate", "--synthetic", "prefixes,requests=40,prompt=300,prefix=500,output=50", "--preset", "demo"]
 
 
-def test_the_report_tells_of_outages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FAST, "--prefill", "2", "--decode", "1", "--outage", "prefill-0@1-3", "--outages", "every=20"]) == 0
+def test_the_report_tells_of_outages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "r.html"
+    asked = ["--prefill", "2", "--decode", "1", "--outage", "prefill-0@1-3", "--html", str(page)]
+    assert main([*FAST, *asked]) == 0
     text = capsys.readouterr().out
     assert "prefill-0 from 1 s to 3 s" in text
+    assert "prefill-0 from 1 s to 3 s" in page.read_text()
     assert "while a worker was down" in text
     assert main([*FAST, "--mixed", "1"]) == 0
     assert "outages" not in capsys.readouterr().out

@@ -23,7 +23,18 @@ def test_a_report_as_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureF
     files = ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
     assert main([*FAST, "--prefill", "2", "--decode", "1", "--load", "0.5", *files]) == 0
     text = capsys.readouterr().out
-    for word in ("TTFT", "TPOT", "E2E", "goodput", "QPM", "cached", "prefill_running", "prefill-1", "40 completed"):
+    for word in (
+        "TTFT",
+        "TPOT",
+        "E2E",
+        "goodput",
+        "QPM",
+        "cached",
+        "prefill_running",
+        "prefill-1",
+        "40 completed",
+        "P busy with",
+    ):
         assert word in text
     report = json.loads((tmp_path / "r.json").read_bytes())
     assert report["figures"]["outcomes"] == {"completed": 40}

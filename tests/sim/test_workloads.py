@@ -50,6 +50,8 @@ def test_a_mooncake_trace(tmp_path: Path) -> None:
             "t.jsonl:2: hash_ids: has 1 ids",
         ),
         ('{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": [1]}', "t.jsonl:2: timestamp: "),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [-1]}', "t.jsonl:2: hash_ids"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [99999999999999999999]}', "t.jsonl:2: "),
         ("[1]", "t.jsonl:2: "),
     ],
 )
@@ -84,6 +86,8 @@ def test_an_azure_trace(tmp_path: Path) -> None:
         (HEADER + "2023-11-16 18:17:03.9,1,0\n", "t.csv:2: GeneratedTokens: .* got '0'"),
         (HEADER + "soon,1,1\n", "t.csv:2: TIMESTAMP: 'soon'"),
         (HEADER + "2023-11-16 18:17:03.9,1\n", "t.csv:2: has 2 columns"),
+        (HEADER + "2023-11-16 18:17:03+00:00,1,1\n", "t.csv:2: TIMESTAMP: .* has a time zone"),
+        (HEADER + "2023-11-16 18:17:03.9,1,1\n" + "x" * 200_000 + ",1,1\n", "t.csv:3: is no CSV"),
         (HEADER, "holds no request"),
         ("", "t.csv:1: the header"),
     ],

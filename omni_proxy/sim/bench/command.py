@@ -64,7 +64,7 @@ async def _run(asked: _Asked) -> BenchResult:
             concurrency=options.concurrency,
             timeout_s=options.timeout,
             speed=options.speed,
-            headers="".join(f"{header}\r\n" for header in options.header),
+            headers="".join(map(_header_line, options.header)),
             ignore_eos=not options.respect_eos,
         )
         prompts = Prompts(PromptForm(options.prompt), asked.workload.block_tokens, options.vocabulary)
@@ -85,6 +85,14 @@ async def _run(asked: _Asked) -> BenchResult:
         cpu_s=cpu_s,
         requests=requests,
     )
+
+
+def _header_line(text: str) -> str:
+    """`NAME: VALUE` as it is sent. Raises ConfigError."""
+    name, colon, _ = text.partition(":")
+    if not colon or not name.strip() or not text.isprintable() or not text.isascii() or " " in name:
+        raise ConfigError(f"--header: must be NAME: VALUE, got {text!r}")
+    return f"{text}\r\n"
 
 
 async def _first_model(pool: HttpPool, url: str) -> str:
