@@ -2,7 +2,7 @@
 
 The CPU kernels are C++: without a compiler the engine uses torch. The scheduler and the relay are ordinary typed Python
 that mypyc turns into C: without it, in editable installs, and with OMNI_PURE=1 the same files run as they are, at
-about half the speed.
+about half the speed. The pump is C, for Linux, also in editable installs: without it Python moves all of a stream.
 """
 
 import os
@@ -78,6 +78,13 @@ def compiled_modules() -> list[Extension]:
     return modules
 
 
+def pump() -> list[Extension]:
+    """What moves streams without Python; only Linux has epoll."""
+    if os.environ.get("OMNI_PURE") == "1" or sys.platform != "linux":
+        return []
+    return [Extension("omni_proxy.relay._pump", sources=["omni_proxy/relay/pump.c"], optional=True)]
+
+
 setup(
     ext_modules=[
         Extension(
@@ -90,6 +97,7 @@ setup(
             language="c++",
             optional=True,
         ),
+        *pump(),
         *compiled_modules(),
     ]
 )

@@ -46,6 +46,11 @@ class EventScan(StreamScan):
             data = self._look(payload, data)
         return data
 
+    @property
+    def only_tokens(self) -> bool:
+        """Every event is looked at."""
+        return False
+
     def flush(self) -> bytes:
         """The stream has ended: what is left of it, also without a final blank line."""
         data, self._tail = self._tail, b""

@@ -42,6 +42,11 @@ class _EventScan(StreamScan):
         super().__init__(strip_usage, cached_tokens, own_stop)
         self._resumption = resumption
 
+    @property
+    def only_tokens(self) -> bool:
+        """Every event is looked at."""
+        return False
+
     def feed(self, data: bytes) -> bytes:
         return self._each(super().feed(data))
 

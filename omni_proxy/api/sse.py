@@ -39,6 +39,8 @@ _GAVE_UP: Final = b'"recomputed"'
 _ABANDONED: Final = b'"abandoned"'
 _ERROR_MARK: Final = b'"error"'
 DONE: Final = b"[DONE]"
+MARKS: Final = (*_USAGE_MARKS, _GAVE_UP, _ERROR_MARK, DONE)
+"""What `StreamScan` looks for once content has begun."""
 NOTHING: Final = frozenset({b'""', b"null", b"[]", b"{}"})
 """Values of a delta's field that say nothing."""
 
@@ -101,6 +103,11 @@ class StreamScan:
         if _has(data, b'"usage"') and (_has(data, _USAGE_MARKS[0]) or _has(data, _USAGE_MARKS[1])):
             return self._read_usage(data)
         return data
+
+    @property
+    def only_tokens(self) -> bool:
+        """Would it let whole events without one of `MARKS` pass unread, from here on?"""
+        return self.first_content and not (self._tail or self.mid_event or self.done or self.failed or self.broke)
 
     def flush(self) -> bytes:
         """The stream has ended: what is left of it, also without a final blank line."""

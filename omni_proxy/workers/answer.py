@@ -66,6 +66,11 @@ class AnswerReader:
         return self._state == _COMPLETE
 
     @property
+    def between_chunks(self) -> bool:
+        """Does the next byte begin a chunk?"""
+        return self._state == _CHUNK_SIZE and not self._rest
+
+    @property
     def until_eof(self) -> bool:
         """Does only the end of the connection end the body?"""
         return self._state == _UNTIL_EOF

@@ -1,0 +1,1 @@
+"""Streams that nobody has to look at, moved from socket to socket."""
