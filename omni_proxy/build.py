@@ -16,14 +16,18 @@ from omni_proxy.reload import Reloads, reload_whenever
 
 
 class Gateway:
-    """Both halves in one process. Made inside the event loop that it runs on. Raises ConfigError."""
+    """Both halves in one process. Made inside the event loop that it runs on. Raises ConfigError.
 
-    def __init__(self, config: Config) -> None:
+    `pumps`: without it every byte of a stream passes through Python, as where the pump could not be built.
+    """
+
+    def __init__(self, config: Config, *, pumps: bool = True) -> None:
         self._config = config
         self.scheduling = scheduling = Scheduling(config)
         post = scheduling.driver.post
         tallies = scheduling.tallies
-        self.front = Front(config, post, scheduling.app, tallies.rejected_at_edge, tallies.edge_counted)
+        counted, rejected = tallies.edge_counted, tallies.rejected_at_edge
+        self.front = Front(config, post, scheduling.app, rejected, counted, pumps=pumps)
         scheduling.driver.connect(self.front.edge.perform)
         scheduling.membership.on_change(self.front.upstreams.set)
 

@@ -25,6 +25,7 @@ from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.resumption import Resumption
 from omni_proxy.api.served import ServedModels
+from omni_proxy.api.sse import MARKS
 from omni_proxy.api.timing import DECODE, PREFILL
 from omni_proxy.api.trace_context import TraceContexts
 from omni_proxy.call import Call, append_fields
@@ -49,6 +50,7 @@ from omni_proxy.messages import (
 )
 from omni_proxy.messages import Leg as LegKind
 from omni_proxy.observe.edge_counts import EdgeCounts
+from omni_proxy.relay.pump import Pump, pump_of
 from omni_proxy.workers.connectors.base import Connector, Order, Pair
 from omni_proxy.workers.upstream import Upstream
 
@@ -107,6 +109,18 @@ class Edge:
         served = ServedModels(others_counted=True) if served is None else served
         self.foresight = Foresight(post, self._loop, count_tokens)
         self.intake = Intake(self, upstreams, served, on_rejected, self._loop)
+        self.pump: Pump | None = None
+        """Moves streams that nobody has to look at; None: Python does."""
+
+    def start_pump(self) -> None:
+        """Move streams without Python from now on, where that can be done."""
+        self.pump = pump_of(self._loop, self.counted.gap, MARKS)
+
+    def stop_pump(self) -> None:
+        """No stream is left."""
+        pump, self.pump = self.pump, None
+        if pump is not None:
+            pump.close()
 
     @property
     def counts(self) -> bool:
@@ -277,7 +291,14 @@ class Edge:
         if peer is None:
             body = with_encoded(body, exchange.encoded)
         leg = DecodeLeg(
-            exchange, lease, self.post, self._loop, handed_over=peer is not None, forced=forced, counts=self.counted
+            exchange,
+            lease,
+            self.post,
+            self._loop,
+            handed_over=peer is not None,
+            forced=forced,
+            counts=self.counted,
+            pump=self.pump,
         )
         request_id = connector.request_id(pair)
         if request_id != exchange.request_id:
@@ -416,7 +437,7 @@ class Edge:
         """The head alone is no answer yet: engines send it before they have computed anything."""
         if leg.held_up:
             return
-        waited = now - leg.last_sign
+        waited = now - leg.heard_at()
         if not leg.begun and waited > self._limits.first_byte_s:
             detail = f"no answer within {self._limits.first_byte_s:g} s"
             leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=leg.status != 0))

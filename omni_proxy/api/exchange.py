@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from omni_proxy.api.resumption import Resumption
     from omni_proxy.api.timing import Timing
     from omni_proxy.api.trace_context import TraceContext
+    from omni_proxy.relay.pump import Passage
 
 
 _ANTHROPIC: Final = MESSAGES.encode()
@@ -35,10 +36,15 @@ _NAMED: Final = (RESPONSES, MESSAGES)
 class ClientSide(Protocol):
     """The client's connection as an exchange uses it."""
 
+    passage: Passage | None
+
     @property
     def peer(self) -> str: ...
 
     def write(self, data: bytes) -> None: ...
+
+    def bare_fd(self) -> int:
+        """The socket, where another may write to it now; -1 where not."""
 
     def finished(self, close: bool) -> None:
         """The response is whole; `close` ends the connection too."""

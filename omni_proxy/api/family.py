@@ -16,6 +16,7 @@ from omni_proxy.api.exchange import Exchange, renamed
 from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json
 from omni_proxy.call import Call
 from omni_proxy.errors import ErrorCode, http_status
+from omni_proxy.relay.pump import Passage
 
 _UNREADABLE: Final = "A worker's answer could not be put together with the others."
 
@@ -61,10 +62,15 @@ class PartClient:
     def __init__(self, family: Family) -> None:
         self._family = family
         self.peer = family.whole.peer
+        self.passage: Passage | None = None
 
     def write(self, data: bytes) -> None:
         """Parts do not write."""
         raise AssertionError("a part speaks through its family")
+
+    def bare_fd(self) -> int:
+        """There is no socket."""
+        return -1
 
     def finished(self, close: bool) -> None:
         self._family.finished()

@@ -30,6 +30,7 @@ from omni_proxy.api.timing import timing_of
 from omni_proxy.api.whole import WholeRequest, read_whole
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
+from omni_proxy.relay.pump import Passage
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class FrontProtocol(HttpToolsProtocol):
         self._idle_since: float | None = None
         self._closing_since: float | None = None
         self.peer = ""
+        self.passage: Passage | None = None
+        """The pump writes to the socket; it is asked to stop before anybody else does."""
 
     # ---------------------------------------------------------------- asyncio protocol
 
@@ -88,6 +91,7 @@ class FrontProtocol(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_pump()
         self._stop_body_timer()
         self._crowd.leave(self.peer)
         hot, self._answering = self._answering, None
@@ -345,9 +349,25 @@ class FrontProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------- the exchange's client
 
     def write(self, data: bytes) -> None:
+        if self.passage is not None:
+            self.passage.stop()
         self.transport.write(data)
 
+    def bare_fd(self) -> int:
+        """The socket, where another may write to it now: nothing of ours waits, and nothing is encrypted; -1 where
+        not."""
+        transport = self.transport
+        if self.scheme != "http" or transport.is_closing() or transport.get_write_buffer_size():
+            return -1
+        fd: int = transport.get_extra_info("socket").fileno()
+        return fd
+
+    def _leave_pump(self) -> None:
+        if self.passage is not None:
+            self.passage.end()
+
     def finished(self, close: bool) -> None:
+        self._leave_pump()
         hot, self._answering = self._answering, None
         if hot is None:
             return
@@ -363,6 +383,7 @@ class FrontProtocol(HttpToolsProtocol):
         Where there are no chunks (HTTP/1.0) the end of the connection is the end of the answer: only a reset says
         that it is not whole.
         """
+        self._leave_pump()
         if self.transport.is_closing():
             return
         if self._answering is not None and not self._answering.exchange.chunked:
@@ -372,6 +393,7 @@ class FrontProtocol(HttpToolsProtocol):
 
     def drop(self) -> None:
         """End the connection at once; what was not sent is thrown away."""
+        self._leave_pump()
         self.transport.abort()
 
     # -------------------------------------------------------------------------- refusals

@@ -42,6 +42,8 @@ from omni_proxy.workers.http import Headers, Ticket
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from omni_proxy.relay.pump import Passage, Pump
+
 Post = Callable[[Event], None]
 
 MAX_ANSWER_BYTES: Final = 256 << 20
@@ -104,6 +106,10 @@ class Leg(ABC):
             self.cut(Failure(FailureKind.GARBAGE, "the answer is too large", answered=True))
         else:
             self._body.append(data)
+
+    def heard_at(self) -> float:
+        """When there was a last sign of life."""
+        return self.last_sign
 
     @property
     def begun(self) -> bool:
@@ -233,9 +239,11 @@ class DecodeLeg(Leg):
         "_held",
         "_held_bytes",
         "_opened",
+        "_pump",
         "_raw",
         "_scan",
         "_told",
+        "passage",
     )
 
     def __init__(
@@ -248,9 +256,14 @@ class DecodeLeg(Leg):
         handed_over: bool,
         forced: bool,
         counts: EdgeCounts,
+        pump: Pump | None,
     ) -> None:
         super().__init__(exchange, lease, post, loop)
         self._counts = counts
+        self._pump = pump
+        """Moves the stream when nobody has to look at it; None: it will not."""
+        self.passage: Passage | None = None
+        """It does."""
         self._awaits_prefill = handed_over and exchange.prefill_pending
         self._cached = exchange.prefill_cached if handed_over else None
         self._forced = forced
@@ -319,6 +332,31 @@ class DecodeLeg(Leg):
             self._post(FirstToken(self.lease))
         if scan.broke is not None:
             self.cut(scan.broke)
+        elif self._pump is not None and self._told:
+            self._offer(self._pump, scan)
+
+    # ----------------------------------------------------------------------- the pump
+
+    def _offer(self, pump: Pump, scan: StreamScan) -> None:
+        """Let the pump go on, where all that may still come up is in what passes."""
+        exchange, ticket = self.exchange, self.ticket
+        if exchange.renames or exchange.kept is not None or not exchange.chunked:
+            self._pump = None
+        elif scan.only_tokens and exchange.slow_since is None:
+            connection, client = None if ticket is None else ticket.connection, exchange.client
+            if connection is not None and client is not None:
+                pump.take_over(self, connection, client)
+
+    def moved(self, size: int) -> None:
+        """The pump has passed so much on, and stopped. It is not asked again where that was nothing."""
+        self.exchange.bytes_out += size
+        if not size:
+            self._pump = None
+
+    def heard_at(self) -> float:
+        return self.last_sign if self.passage is None else self.passage.last_sign()
+
+    # ------------------------------------------------------------------------ the end
 
     def on_end(self) -> None:
         if self.status != 200:

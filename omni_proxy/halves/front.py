@@ -56,7 +56,9 @@ class Front:
         rejected: Callable[[str, str], None],
         counted: Callable[[EdgeNews], None],
         counts: Counts | None = None,
+        pumps: bool = True,
     ) -> None:
+        self._pumps = pumps
         check_worker_tls(config)
         self._gate = Gate(counts or Counts())
         self._gate.use(config.access.asks_for_keys, tenants(config))
@@ -81,6 +83,8 @@ class Front:
     async def serve(self, sock: socket.socket, stop: asyncio.Event, force: asyncio.Event) -> None:
         """Serve on a listening socket until `stop`, then drain; `force` ends that early."""
         try:
+            if self._pumps:
+                self.edge.start_pump()
             if self._callbacks is not None:
                 await self._callbacks.start()
             await self._server.run(sock, stop, force)
@@ -88,6 +92,7 @@ class Front:
             if self._callbacks is not None:
                 self._callbacks.close()
             self.upstreams.close()
+            self.edge.stop_pump()
             if self._counter is not None:
                 self._counter.close()
             if self._log is not None:

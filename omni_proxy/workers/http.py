@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from omni_proxy.messages import Failure, FailureKind
 from omni_proxy.tls import ClientTls
 from omni_proxy.workers.answer import AnswerReader, BadAnswer
+
+if TYPE_CHECKING:
+    from omni_proxy.relay.pump import Passage
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -101,7 +104,7 @@ class WorkerConnection:
     An asyncio protocol by its methods, not by its base: without one its attributes compile to struct fields.
     """
 
-    __slots__ = ("answered", "idle_since", "paused", "pool", "reader", "ticket", "told", "transport")
+    __slots__ = ("answered", "idle_since", "passage", "paused", "pool", "reader", "ticket", "told", "transport")
 
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
@@ -114,6 +117,8 @@ class WorkerConnection:
         """The handler knows of the answer's head."""
         self.paused = False
         self.idle_since = 0.0
+        self.passage: Passage | None = None
+        """The pump reads from the socket; it is asked to stop before anything else is done with it."""
 
     # ------------------------------------------------------------------ sending
 
@@ -132,18 +137,51 @@ class WorkerConnection:
 
     def close(self) -> None:
         self.ticket = None
+        self._leave_pump()
         if self.transport is not None:
             self.transport.abort()
 
     def pause(self) -> None:
+        if self.passage is not None:
+            self.passage.stop()
+        self.lend()
+
+    def resume(self) -> None:
+        if self.passage is None and self.paused and self.transport is not None and not self.transport.is_closing():
+            self.paused = False
+            self.transport.resume_reading()
+
+    # ----------------------------------------------------------------- the pump's worker
+
+    def bare_fd(self) -> int:
+        """The socket, where another may read from it now: whole chunks come next, and nobody waits; -1 where not."""
+        transport, ticket = self.transport, self.ticket
+        if transport is None or transport.is_closing() or ticket is None or ticket.paused or self.pool.secured:
+            return -1
+        if not self.reader.between_chunks:
+            return -1
+        return cast("int", transport.get_extra_info("socket").fileno())
+
+    def lend(self) -> None:
+        """Stop reading; another may."""
         if not self.paused and self.transport is not None and not self.transport.is_closing():
             self.paused = True
             self.transport.pause_reading()
 
-    def resume(self) -> None:
-        if self.paused and self.transport is not None and not self.transport.is_closing():
-            self.paused = False
-            self.transport.resume_reading()
+    def go_on(self, rest: bytes) -> None:
+        """The pump has stopped: take what it read and did not pass on, and read on."""
+        if rest:
+            try:
+                self.data_received(rest)
+            except BaseException:
+                if self.transport is not None:
+                    self.transport.abort()  # as the loop does where it is the one that called
+                raise
+        self._read_on()
+
+    def _leave_pump(self) -> None:
+        if self.passage is not None:
+            self.passage.end()
 
     # ---------------------------------------------------------- asyncio protocol
 
@@ -198,6 +236,7 @@ class WorkerConnection:
         return
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_pump()
         self.pool.forget(self)
         ticket, self.ticket = self.ticket, None
         if ticket is None or ticket.done:
@@ -245,6 +284,7 @@ class WorkerPool:
         self.port = port
         self.stale_s = stale_s
         """A reused connection that dies this soon was closed before the request came; later, the worker had it."""
+        self.secured = tls is not None
         self._tls = tls
         self._server_name = None if tls is None else tls.server_name or host
         self._idle: deque[WorkerConnection] = deque()

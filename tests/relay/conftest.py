@@ -16,6 +16,7 @@ from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import listening_socket
 from omni_proxy.build import Gateway
 from omni_proxy.config import Config, parse
+from omni_proxy.relay.pump import BUILT
 from tests.relay.light import LightWorker
 from tests.relay.raw import RawClient
 from tests.relay.scripted import Script, ScriptedWorker, Seen, decode_stream, prefill_ok
@@ -68,6 +69,17 @@ class Rig:
         (exchange,) = self.gateway.front.edge.exchanges.values()
         return exchange
 
+    def pumped(self) -> int:
+        """How many streams are in the pump."""
+        pump = self.gateway.front.edge.pump
+        return 0 if pump is None else len(pump)
+
+    async def in_pump(self, count: int = 1) -> None:
+        """Wait until so many streams are in the pump."""
+        async with asyncio.timeout(20):
+            while self.pumped() != count:
+                await asyncio.sleep(0.002)
+
     def untouched(self) -> bool:
         """Has no worker been asked anything?"""
         return not any(worker.seen for worker in self.workers.values())
@@ -96,9 +108,10 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A soak runs only where it is asked for by its marker (`-m soak`)."""
-    if "soak" not in config.option.markexpr:
-        items[:] = [item for item in items if item.get_closest_marker("soak") is None]
+    """A soak and a run under AddressSanitizer take their time: only where their marker asks (`-m soak`)."""
+    for mark in ("soak", "asan"):
+        if mark not in config.option.markexpr:
+            items[:] = [item for item in items if item.get_closest_marker(mark) is None]
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +122,21 @@ def _no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not faults, [r.getMessage() for r in faults]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module that says `WITH_AND_WITHOUT_PUMP = True` is run twice."""
+    if "pumps" in metafunc.fixturenames and getattr(metafunc.module, "WITH_AND_WITHOUT_PUMP", False):
+        ways = [True, False] if BUILT else [False]
+        metafunc.parametrize("pumps", ways, ids=["pump" if way else "python" for way in ways], indirect=True)
+
+
 @pytest.fixture
-async def start() -> AsyncIterator[Start]:
+def pumps(request: pytest.FixtureRequest) -> bool:
+    """Does the gateway have its pump, where one is built?"""
+    return bool(getattr(request, "param", True))
+
+
+@pytest.fixture
+async def start(pumps: bool) -> AsyncIterator[Start]:
     """`await start(p0=script, d0=script, ...)`: names that begin with p, d or m say the role.
 
     The config is that of a file without `workers`; `connector` is for all of them, `each` has further keys by name.
@@ -123,7 +149,7 @@ async def start() -> AsyncIterator[Start]:
             for worker in workers.values():
                 await worker.start()
                 stack.push_async_callback(worker.stop)
-            rig = await stack.enter_async_context(running(config_of(workers, config or {}), workers))
+            rig = await stack.enter_async_context(running(config_of(workers, config or {}), workers, pumps))
             if wait:
                 async with asyncio.timeout(5):
                     while sum(w.up for w in rig.gateway.scheduling.workers()) < len(workers):
@@ -147,11 +173,11 @@ def config_of(workers: Mapping[str, ScriptedWorker | LightWorker], extra: dict[s
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, workers: dict[str, ScriptedWorker]) -> AsyncIterator[Rig]:
+async def running(config: Config, workers: dict[str, ScriptedWorker], pumps: bool = True) -> AsyncIterator[Rig]:
     stop, force = asyncio.Event(), asyncio.Event()
     with listening_socket("127.0.0.1", 0, 128) as sock:
         port = sock.getsockname()[1]
-        gateway = Gateway(config)
+        gateway = Gateway(config, pumps=pumps)
         serving = asyncio.create_task(gateway.serve(sock, stop, force))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as client:
             rig = Rig(gateway, port, workers, client)

@@ -12,6 +12,8 @@ from tests.relay.conftest import Rig, Start
 from tests.relay.raw import RawClient, chat, post
 from tests.relay.scripted import DONE, Seen, event, prefill_ok
 
+WITH_AND_WITHOUT_PUMP = True
+
 PART = event("x" * 40_000)
 SMALL = 1 << 16
 BIG = 12 << 20

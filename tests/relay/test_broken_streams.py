@@ -20,6 +20,8 @@ from tests.relay.scripted import (
     usage_event,
 )
 
+WITH_AND_WITHOUT_PUMP = True
+
 BEFORE = event(role="assistant", content="") + event("Hel") + event("lo")
 
 

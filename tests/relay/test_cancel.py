@@ -14,6 +14,8 @@ from tests.relay.conftest import Rig, Start
 from tests.relay.raw import RawClient, chat, post
 from tests.relay.scripted import HANDOFF, Seen, decode_stream, event, prefill_answer, prefill_ok
 
+WITH_AND_WITHOUT_PUMP = True
+
 FULL = {"max_seqs": 1}
 
 

@@ -18,6 +18,8 @@ from tests.relay.scripted import (
     usage_event,
 )
 
+WITH_AND_WITHOUT_PUMP = True
+
 
 async def test_stream_is_relayed_and_legs_are_asked_in_order(start: Start) -> None:
     rig = await start()

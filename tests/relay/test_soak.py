@@ -18,6 +18,7 @@ from tests.relay.light import WHOLE, LightWorker
 from tests.relay.raw import RawClient, Response, chat, post
 from tests.relay.scripted import DONE
 
+WITH_AND_WITHOUT_PUMP = True
 ANSWER_LIMIT_S = 120.0
 START_S = 2.0
 """Over so long the users come."""
@@ -166,7 +167,7 @@ def allow_files(count: int) -> None:
         pytest.param(LONG, marks=[pytest.mark.soak, pytest.mark.timeout(400)], id="long"),
     ],
 )
-async def test_soak(load: Load) -> None:
+async def test_soak(load: Load, pumps: bool) -> None:
     allow_files(load.users * FILES_PER_STREAM)
     workers = {name: LightWorker(name.startswith("d"), load.tick_s) for name in ("p0", "p1", "d0", "d1")}
     for worker in workers.values():
@@ -174,7 +175,7 @@ async def test_soak(load: Load) -> None:
     each = {name: {"max_seqs": 4096, "max_batch_tokens": 10_000_000, "kv_lease_s": KV_LEASE_S} for name in workers}
     settings = {"each": each, "keepalive": {"idle_s": 0.5}, "health": {"fail_timeout_s": 0.2}}
     try:
-        async with running(config_of(workers, settings), {}) as rig:
+        async with running(config_of(workers, settings), {}, pumps) as rig:
             async with asyncio.timeout(10):
                 while sum(w.up for w in rig.gateway.scheduling.workers()) < len(workers):
                     await asyncio.sleep(0.01)

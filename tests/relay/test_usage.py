@@ -13,6 +13,8 @@ from omni_proxy.messages import Usage
 from tests.relay.conftest import Start
 from tests.relay.scripted import DONE, Script, Seen, decode_answer, event, prefill_answer, usage_event
 
+WITH_AND_WITHOUT_PUMP = True
+
 D_SAYS = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
 
 
