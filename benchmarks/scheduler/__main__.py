@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scheduler passes | compare | elastic`: what planning costs, what each mechanism gains."""
+"""`python -m benchmarks.scheduler passes | compare | mechanisms | elastic`: what planning costs, what is gained."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.scheduler.compare import compare
 from benchmarks.scheduler.elastic import compare_splits
+from benchmarks.scheduler.mechanisms import compare_mechanisms
 from benchmarks.scheduler.passes import print_passes
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("passes", help="CPU time of planning")
+    commands.add_parser("mechanisms", help="for each mechanism a workload that needs it, with it and without")
     splits = commands.add_parser("elastic", help="mixed workers that change sides, against fixed splits")
     splits.add_argument("--workers", type=int, default=12)
     chosen = commands.add_parser("compare", help="routers and the scheduler on traces, in the simulator")
@@ -31,6 +33,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "passes":
         print_passes(say)
+        return
+    if options.command == "mechanisms":
+        compare_mechanisms(say)
         return
     if options.command == "elastic":
         compare_splits(options.workers, say)

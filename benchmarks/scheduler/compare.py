@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.scheduler.floor import floor_ttfts
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.scheduler.settings import SchedulingSettings
 from omni_proxy.sim.ablations import ablations
 from omni_proxy.sim.baselines import router
 from omni_proxy.sim.exact_index import ExactIndex
-from omni_proxy.sim.figures import Figures, Slo, figures
+from omni_proxy.sim.figures import Figures, Slo, Spread, figures, spread
 from omni_proxy.sim.presets import preset
 from omni_proxy.sim.run import CoreLike
 from omni_proxy.sim.setup import LoadBasis, WorkloadChoice, at_load, cluster_of, load_workload
@@ -52,6 +53,9 @@ def compare(trace: Path, load: float, basis: str, limit: int | None, ablate: boo
         say(_row(name, found, best, spent))
         if name == "match-ratio" or (name == "least-requests" and _mean(found) < _mean(best)):
             best = found
+    least = spread(list(floor_ttfts(workload, workers[0].model)))
+    assert least is not None
+    say(f"{'nobody waits (the floor)':25}{_cells(least, best)}{least.max:8.1f}")
 
 
 def _mean(found: Figures | None) -> float:
@@ -62,11 +66,16 @@ def _mean(found: Figures | None) -> float:
 
 def _row(name: str, found: Figures, best: Figures | None, spent: float) -> str:
     assert found.ttft is not None
-    cells = []
-    for what in ("mean", "p50", "p90", "p99"):
-        value = getattr(found.ttft, what)
-        against = "" if best is None or name == "least-requests" else f" ({value / getattr(best.ttft, what):.2f})"
-        cells.append(f"{value:.2f}{against}".rjust(14))
+    cells = _cells(found.ttft, None if name == "least-requests" else best)
     tpot = "-" if found.tpot is None else f"{1000 * found.tpot.p99:.1f} ms"
     good = f"{found.goodput:.2f}/s"
-    return f"{name:25}{''.join(cells)}{found.ttft.max:8.1f}{tpot:>10}{good:>9}{found.cached_share:8.1%}{spent:5.0f}"
+    return f"{name:25}{cells}{found.ttft.max:8.1f}{tpot:>10}{good:>9}{found.cached_share:8.1%}{spent:5.0f}"
+
+
+def _cells(ttft: Spread, best: Figures | None) -> str:
+    cells = []
+    for what in ("mean", "p50", "p90", "p99"):
+        value = getattr(ttft, what)
+        against = "" if best is None else f" ({value / getattr(best.ttft, what):.2f})"
+        cells.append(f"{value:.2f}{against}".rjust(14))
+    return "".join(cells)

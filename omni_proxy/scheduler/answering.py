@@ -79,8 +79,8 @@ class AnswerPlan:
     def place_alone(self, request: Request, soonest: Soonest, now: float) -> bool:
         """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
 
-        It is worth it unless the worker can compute the prompt within one step of its own, so that no answer that it
-        makes is held up by more than a token, and sooner than a prefill worker could.
+        It is worth it unless the prompt makes a step of the worker at most twice as long, so that no answer that it
+        makes is held up by more than a token, and the worker has it sooner than a prefill worker could.
         """
         pool = self._pools.of(request.spec.model)
         limit = self._aggregate_below
@@ -113,9 +113,8 @@ class AnswerPlan:
 
     def _worth_alone(self, request: Request, choice: AnswerChoice, pool: Pool, soonest: Soonest, now: float) -> bool:
         worker, tokens = choice.worker, request.prompt_tokens - choice.cached
-        if worker.prefill_tokens or worker.backlog.cost.seconds(tokens, choice.cached) > worker.decoding.cost.step_s(
-            worker.seqs, worker.kv_tokens
-        ):
+        step_s = worker.decoding.cost.step_s(worker.seqs, worker.kv_tokens)
+        if worker.prefill_tokens or worker.backlog.cost.added_s(tokens, choice.cached) > step_s:
             return False
         return not pool.prefill or choice.prefill_s < soonest(request, now) - now + self._booking.learning.handoff_s
 

@@ -63,6 +63,10 @@ class PrefillCost(_Cost):
         a, b, c = self.weights
         return a + uncached * (b + c * (cached + 0.5 * uncached))
 
+    def added_s(self, uncached: int, cached: int) -> float:
+        """By how much a prompt makes a pass longer that is made anyway: without its fixed cost."""
+        return self.seconds(uncached, cached) - self.weights[0]
+
     def observe(self, prompts: int, uncached: int, pairs: float, seconds: float) -> bool:
         """Learn what some prompts took together; False when that is not believed."""
         return self._learn((float(prompts), float(uncached), pairs), seconds)

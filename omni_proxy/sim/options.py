@@ -48,7 +48,10 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     """Where requests come from."""
     parser.add_argument("--trace", type=Path, default=None, metavar="FILE", help="Mooncake .jsonl or Azure .csv")
     parser.add_argument(
-        "--synthetic", default=None, metavar="KIND,key=value,...", help="poisson, bursts, shift, prefixes or turns"
+        "--synthetic",
+        default=None,
+        metavar="KIND,key=value,...",
+        help="poisson, bursts, shift, prefixes, fanout or turns",
     )
     parser.add_argument("--limit", type=number_from(1), default=None, metavar="N", help="the first N requests only")
     parser.add_argument(

@@ -29,11 +29,11 @@ class SyntheticSpec:
     spread: float = 0.8
     """Standard deviation of the logarithm of both lengths; 0 makes all equal."""
     burst: float = 20.0
-    """Mean requests of one burst (`bursts`)."""
+    """Mean requests of one burst (`bursts`), or questions about one document (`fanout`)."""
     prefixes: float = 20.0
     """How many different shared prefixes there are (`prefixes`); the n-th is used in proportion to 1/n."""
     prefix: float = 1500.0
-    """Tokens of a shared prefix (`prefixes`), or of the system prompt (`turns`)."""
+    """Tokens of a shared prefix (`prefixes`), of the system prompt (`turns`), median of the documents (`fanout`)."""
     turns: float = 4.0
     """Mean turns of one session (`turns`)."""
     phase: float = 60.0
@@ -131,6 +131,22 @@ def _prefixes(spec: SyntheticSpec, chance: random.Random) -> Iterator[SimRequest
         yield SimRequest(at, whole + own, _length(spec.output, spec, chance), prefix + keys.blocks(own))
 
 
+def _fanout(spec: SyntheticSpec, chance: random.Random) -> Iterator[SimRequest]:
+    """Documents that nobody has asked about before, each with several questions within a tenth of a second."""
+    keys, at, made = _Keys(), 0.0, 0
+    while made < spec.requests:
+        at += chance.expovariate(spec.rate / spec.burst)
+        whole = max(1, round(_length(spec.prefix, spec, chance) / BLOCK_TOKENS)) * BLOCK_TOKENS
+        document = keys.blocks(whole)
+        size = min(spec.requests - made, 1 + int(chance.expovariate(1.0) * (spec.burst - 1) + 0.5))
+        instants = sorted(at + chance.uniform(0, 0.1) for _ in range(size))
+        at = instants[-1]
+        made += size
+        for instant in instants:
+            own = _length(spec.prompt, spec, chance)
+            yield SimRequest(instant, whole + own, _length(spec.output, spec, chance), document + keys.blocks(own))
+
+
 def _turns(spec: SyntheticSpec, chance: random.Random) -> Iterator[SimRequest]:
     """Sessions whose next prompt is the last one, its answer and a new part; all begin with one system prompt."""
     keys, at, made = _Keys(), 0.0, 0
@@ -160,5 +176,6 @@ KINDS: Final[Mapping[str, Callable[[SyntheticSpec, random.Random], Iterator[SimR
     "bursts": _bursts,
     "shift": _shift,
     "prefixes": _prefixes,
+    "fanout": _fanout,
     "turns": _turns,
 }

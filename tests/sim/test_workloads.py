@@ -128,7 +128,7 @@ def test_bursts_are_denser_than_poisson() -> None:
 
 
 def test_turns_and_prefixes_share() -> None:
-    for kind, least in (("prefixes", 0.3), ("turns", 0.4), ("poisson", 0.0)):
+    for kind, least in (("prefixes", 0.3), ("fanout", 0.3), ("turns", 0.4), ("poisson", 0.0)):
         workload = parse_synthetic(f"{kind},requests=500", 1)
         share = sum(known_tokens(workload)) / sum(r.prompt_tokens for r in workload.requests)
         assert share > least or share == least == 0

@@ -1,0 +1,43 @@
+"""Conditional disaggregation: which prompts go to a decode worker whole, where that is decided by cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_proxy.core import Core
+from omni_proxy.messages import Arrived, FirstToken, StartDecode, StartPrefill
+from omni_proxy.scheduler.cost import PrefillCost
+from omni_proxy.scheduler.settings import SchedulingSettings
+from tests.core.steps import core_of, spec
+
+
+def by_cost() -> Core:
+    return core_of("p0", "d0", scheduling=SchedulingSettings(aggregate_below_tokens=None))
+
+
+def first_leg(core: Core, rid: str, tokens: int, at: float) -> StartPrefill | StartDecode:
+    (effect,) = core.handle(Arrived(rid, spec(tokens)), at)
+    core.check()
+    assert isinstance(effect, StartPrefill | StartDecode)
+    return effect
+
+
+def test_a_prompt_that_lengthens_a_step_by_less_than_a_step_needs_no_handoff() -> None:
+    assert isinstance(first_leg(by_cost(), "short", 200, 0.0), StartDecode)  # 10 ms in a step of 15 ms
+    assert isinstance(first_leg(by_cost(), "long", 400, 0.0), StartPrefill)  # 20 ms
+
+
+def test_a_worker_computes_one_such_prompt_at_a_time() -> None:
+    core = by_cost()
+    begun = first_leg(core, "a", 200, 0.0)
+    assert isinstance(begun, StartDecode)
+    assert isinstance(first_leg(core, "b", 200, 0.001), StartPrefill)
+    core.handle(FirstToken(begun.lease), 0.03)
+    assert isinstance(first_leg(core, "c", 200, 0.04), StartDecode)
+
+
+def test_the_fixed_cost_of_a_pass_that_is_made_anyway_does_not_count() -> None:
+    cost = PrefillCost()
+    a, _, _ = cost.weights
+    assert cost.added_s(300, 50) == pytest.approx(cost.seconds(300, 50) - a)
+    assert cost.added_s(0, 0) == 0.0
