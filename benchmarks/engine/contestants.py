@@ -79,10 +79,10 @@ class Ours:
 
 
 class Theirs:
-    """transformers, with its cache, in float32: its quicker type on a CPU without AMX."""
+    """transformers, with its cache and the experts' implementation that it chooses itself (grouped_mm)."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()
+    def __init__(self, subject: Subject, dtype: torch.dtype) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=dtype).eval()
 
     @torch.inference_mode()
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:

@@ -1,9 +1,14 @@
-"""Prefill and decode of one checkpoint, ours beside theirs, in turns; the least time of each counts."""
+"""Prefill and decode of one checkpoint, ours beside theirs, in turns; the least time of each counts.
+
+Each in float32 and in bfloat16; ours are both compared with the quicker of theirs.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+
+import torch
 
 from benchmarks.engine.contestants import Contestant, Ours, Prompts, Spent, Theirs, timed
 from benchmarks.engine.models import Subject
@@ -13,6 +18,8 @@ from omni_kernels.bench.timing import Machine, least
 PROMPT = 64
 DECODED = 48
 PREFILL = 512
+OURS = {"float32": "", "bfloat16": ", bfloat16"}
+"""Ours by type, and how their lines are named."""
 
 
 def prompts_of(subject: Subject, count: int, length: int, seed: int = 0) -> Prompts:
@@ -22,31 +29,33 @@ def prompts_of(subject: Subject, count: int, length: int, seed: int = 0) -> Prom
 
 def measure(subject: Subject, turns: int) -> Iterator[Line]:
     """Lines of the table; the limit is measured in between."""
-    ours = Ours(subject)
+    ours = {dtype: Ours(subject, dtype=dtype) for dtype in OURS}
     is_demo = "demo" in subject.name
     try:
-        both: dict[str, Contestant] = {"ours": ours, "transformers": Theirs(subject)}
+        both: dict[str, Contestant] = {
+            **ours,
+            "transformers, float32": Theirs(subject, torch.float32),
+            "transformers, bfloat16": Theirs(subject, torch.bfloat16),
+        }
         for batch, want in ((1, 8.0), (8, 20.0)) if is_demo else ((1, 2.0), (8, 3.0)):
-            yield _decode(subject, both, batch, turns, want)
+            yield from _decode(subject, both, batch, turns, want)
         if not is_demo:
-            yield _bound(subject, ours, turns)
-        yield _prefill(subject, both, turns, 2.0 if is_demo else None)
+            for dtype in OURS:
+                yield _bound(subject, ours[dtype], OURS[dtype], turns)
+        yield from _prefill(subject, both, turns, 2.0 if is_demo else None)
     finally:
-        ours.stop()
+        for one in ours.values():
+            one.stop()
 
 
-def _decode(subject: Subject, both: Mapping[str, Contestant], batch: int, turns: int, want: float) -> Line:
-    prompts = prompts_of(subject, batch, PROMPT)
-    spent = decoding(both, prompts, turns)
-    rate = {name: batch * DECODED / s.wall_s for name, s in spent.items()}
-    return _line(f"{subject.name}: decode, batch {batch}", rate, spent, want)
+def _decode(subject: Subject, both: Mapping[str, Contestant], batch: int, turns: int, want: float) -> Iterator[Line]:
+    spent = decoding(both, prompts_of(subject, batch, PROMPT), turns)
+    return _lines(f"{subject.name}: decode, batch {batch}", batch * DECODED, spent, want)
 
 
-def _prefill(subject: Subject, both: Mapping[str, Contestant], turns: int, want: float | None) -> Line:
-    prompts = prompts_of(subject, 1, PREFILL)
-    spent = in_turns(both, prompts, 1, 2 * turns)
-    rate = {name: PREFILL / s.wall_s for name, s in spent.items()}
-    return _line(f"{subject.name}: prefill of {PREFILL}", rate, spent, want)
+def _prefill(subject: Subject, both: Mapping[str, Contestant], turns: int, want: float | None) -> Iterator[Line]:
+    spent = in_turns(both, prompts_of(subject, 1, PREFILL), 1, 2 * turns)
+    return _lines(f"{subject.name}: prefill of {PREFILL}", PREFILL, spent, want)
 
 
 def decoding(contestants: Mapping[str, Contestant], prompts: Prompts, turns: int) -> dict[str, Spent]:
@@ -70,12 +79,16 @@ def in_turns(contestants: Mapping[str, Contestant], prompts: Prompts, tokens: in
     return {name: Spent(min(s.wall_s for s in x), min(s.cpu_s for s in x)) for name, x in spent.items()}
 
 
-def _line(what: str, rate: Mapping[str, float], spent: Mapping[str, Spent], want: float | None) -> Line:
-    ratio = spent["transformers"].cpu_s / spent["ours"].cpu_s
-    return Line(what, "tok/s", rate["ours"], rate["transformers"], ratio, want)
+def _lines(what: str, tokens: int, spent: Mapping[str, Spent], want: float | None) -> Iterator[Line]:
+    """Ours in each type, beside the quicker of theirs."""
+    theirs = min((spent[name] for name in spent if name not in OURS), key=lambda one: one.cpu_s)
+    for dtype, label in OURS.items():
+        mine = spent[dtype]
+        ratio = theirs.cpu_s / mine.cpu_s
+        yield Line(what + label, "tok/s", tokens / mine.wall_s, tokens / theirs.wall_s, ratio, want)
 
 
-def _bound(subject: Subject, ours: Ours, turns: int) -> Line:
+def _bound(subject: Subject, ours: Ours, label: str, turns: int) -> Line:
     """Batch 1 against the time that reading the active weights takes, in turns.
 
     Of both the least decile: a whole answer takes longer than neighbours leave a machine alone.
@@ -91,5 +104,5 @@ def _bound(subject: Subject, ours: Ours, turns: int) -> Line:
     step_s, read_s = (sorted(x)[len(x) // 10] for x in (steps, reads))
     times = {**dict.fromkeys(machine.runs(), 1.0), "limit: read": read_s}
     bound = machine.limits(times).read_bytes_s / subject.active_bytes
-    what = f"{subject.name}: decode, batch 1, of the bandwidth bound"
+    what = f"{subject.name}: decode, batch 1, of the bandwidth bound{label}"
     return Line(what, "tok/s", 1 / step_s, bound, 1 / step_s / bound, 0.75)
