@@ -62,6 +62,7 @@ def check_commands() -> None:
 def check_files() -> None:
     import omni_proxy
     import omni_proxy.core
+    import omni_proxy.relay.pump
 
     here = Path(omni_proxy.__file__).parent
     assert (here / "workers" / "demo_model" / "model.safetensors").is_file()
@@ -70,6 +71,7 @@ def check_files() -> None:
     assert kernels is not None
     assert list((Path(kernels.origin or "").parent / "cpu" / "src").glob("*.cpp"))
     assert (omni_proxy.core.__file__ or "").endswith(".so"), "the hot path was not compiled"
+    assert omni_proxy.relay.pump.BUILT or sys.platform != "linux", "the pump was not built"
 
 
 def check_gateway() -> None:

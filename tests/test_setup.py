@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import runpy
+import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,3 +53,28 @@ def test_no_compiled_module_looks_in_a_starred_tuple() -> None:
             if isinstance(node, ast.Compare):
                 displays = [c for c in node.comparators if isinstance(c, ast.Tuple | ast.List | ast.Set)]
                 assert not any(isinstance(e, ast.Starred) for d in displays for e in d.elts), f"{path}:{node.lineno}"
+
+
+def _extensions(monkeypatch: pytest.MonkeyPatch, command: str) -> dict[str, Any]:
+    """What setup.py has built for a command, by name; mypyc takes minutes and is not asked."""
+    built: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda ext_modules: built.update({m.name: m for m in ext_modules}))
+    monkeypatch.setitem(sys.modules, "mypyc.build", None)
+    monkeypatch.setattr(sys, "argv", ["setup.py", command])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with contextlib.chdir(ROOT):
+        runpy.run_path(str(ROOT / "setup.py"))
+    return built
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no epoll")
+def test_the_pump_is_built_in_every_install_and_may_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in editable ones: there its tests run."""
+    for command in ("bdist_wheel", "editable_wheel", "build_ext"):
+        pump = _extensions(monkeypatch, command)["omni_proxy.relay._pump"]
+        assert (pump.optional, [(ROOT / source).exists() for source in pump.sources]) == (True, [True])
+
+
+def test_a_pure_install_has_no_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_PURE", "1")
+    assert "omni_proxy.relay._pump" not in _extensions(monkeypatch, "bdist_wheel")
