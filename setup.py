@@ -34,6 +34,7 @@ COMPILED = (
     "omni_proxy/workers/head.py",
     "omni_proxy/workers/http.py",
     "omni_proxy/workers/upstream.py",
+    "omni_proxy/api/decode_leg.py",
     "omni_proxy/api/edge.py",
     "omni_proxy/api/events.py",
     "omni_proxy/api/exchange.py",

@@ -17,11 +17,12 @@ from typing import Protocol, assert_never
 import msgspec
 
 from omni_proxy.api.bodies import RETURN_IDS, USAGE_ON_DEMAND, for_worker, forced_usage
+from omni_proxy.api.decode_leg import DecodeLeg
 from omni_proxy.api.encoding import with_encoded
 from omni_proxy.api.exchange import ClientSide, Exchange, renamed_id, renames
 from omni_proxy.api.foresight import Foresight
 from omni_proxy.api.intake import Intake
-from omni_proxy.api.legs import DecodeLeg, Leg, Post, PrefillLeg
+from omni_proxy.api.legs import Leg, Post, PrefillLeg
 from omni_proxy.api.resumable import ResumeRule
 from omni_proxy.api.resumption import Resumption
 from omni_proxy.api.served import ServedModels
