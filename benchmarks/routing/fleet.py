@@ -15,6 +15,7 @@ from benchmarks.relay import procs
 from benchmarks.relay.bench import Failed, free_ports, wait_for_port
 from benchmarks.routing.gateways import WorkerAddress
 from omni_proxy.sim.engine_model import EngineModel
+from omni_proxy.sim.pretend.routes import SCALE_OUT_PATH
 
 BLOCK_TOKENS: Final = 16
 """vLLM's default on GPUs, and what vllm-router's kv_aware expects."""
@@ -41,6 +42,11 @@ class Fleet:
     def cpu_ns(self) -> int:
         """CPU time of all workers so far."""
         return procs.cpu_ns([pid for process in self._processes for pid in process.pids()])
+
+    def let_render(self, enabled: bool) -> None:
+        """Do workers tell the token ids of prompts? Off where no gateway needs it, as vLLM has it."""
+        for worker in self.workers:
+            ask(worker.port, "POST", SCALE_OUT_PATH, json.dumps({"enabled": enabled}))
 
     def make_cold(self) -> None:
         """Wait until all are idle and nothing is held for a pull, then empty their caches. Raises Failed."""
@@ -70,11 +76,11 @@ def _is_idle(port: int) -> bool:
     return load == 0 and leased is not None and float(leased[1]) == 0
 
 
-def ask(port: int, method: str, path: str) -> str:
+def ask(port: int, method: str, path: str, body: str | None = None) -> str:
     """The body of a worker's answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path)
+        connection.request(method, path, body)
         return connection.getresponse().read().decode()
     finally:
         connection.close()

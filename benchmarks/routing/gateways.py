@@ -54,6 +54,8 @@ class Gateway:
     row: str
     command: Callable[[Place], list[str]]
     pd: bool = True
+    renders: bool = False
+    """It asks workers for the token ids of prompts, and needs them to answer."""
 
     @property
     def family(self) -> str:
@@ -88,7 +90,8 @@ def _kv_events(place: Place) -> list[str]:
 def _router(family: str, policy: str, decode: str | None = None) -> Gateway:
     """A Rust router with a policy for prefill, and for decode the same or another."""
     label = policy if decode is None else f"{policy}+{decode}"
-    return Gateway(f"{family}/{label}", f"{family} {label}", _rust(family, policy, decode or policy))
+    command = _rust(family, policy, decode or policy)
+    return Gateway(f"{family}/{label}", f"{family} {label}", command, renders=policy == "kv_aware")
 
 
 def omni_config(place: Place, policy: str) -> str:

@@ -39,6 +39,8 @@ class Result:
     figures: Figures | None
     pd: bool = True
     cached_share: float = 0.0
+    asked_again: float = 0.0
+    """Prompt tokens that prefill workers saw, over those of answered prompts, less 1: legs that were sent again."""
     gateway_cpu_s: float = 0.0
     worker_cpu_s: float = 0.0
     lag_p99_s: float = 0.0
@@ -84,6 +86,7 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
     folder.chmod(0o711)  # nginx's workers are another user
     place = Place(port, metrics_port, fleet.workers, folder, conditions.model)
     cpus = [*conditions.cpus, *(cpu for cpu in conditions.other_cpus if cpu not in conditions.cpus)]
+    fleet.let_render(gateway.renders)
     with procs.Proc(gateway.command(place), conditions.cpus, folder / "log") as process:
         _wait_until_ready(port, process)
         fleet.make_cold()
@@ -93,7 +96,7 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
         after = fleet.counts(gateway.pd)
     late = lag(seen)
     queries = after.queries - counts.queries
-    _check_legs(seen, queries)
+    asked = _check_legs(seen, queries)
     return Result(
         gateway.row,
         conditions.load,
@@ -101,6 +104,7 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
         bench_figures(seen, conditions.slo),
         gateway.pd,
         cached_share=(after.hits - counts.hits) / queries if queries else 0.0,
+        asked_again=queries / asked - 1 if asked else 0.0,
         gateway_cpu_s=end.gateway - begin.gateway,
         worker_cpu_s=end.workers - begin.workers,
         lag_p99_s=late.p99 if late is not None else 0.0,
@@ -111,13 +115,14 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
     )
 
 
-def _check_legs(seen: Sequence[Seen], queries: float) -> None:
-    """Every answered prompt must have been computed where the table says. Raises Failed."""
+def _check_legs(seen: Sequence[Seen], queries: float) -> int:
+    """Prompt tokens of answers, every one of which must have been computed where the table says. Raises Failed."""
     asked = sum(one.prompt_tokens for one in seen if one.outcome == "completed")
     if queries < asked:
         raise Failed(
             f"its prefill workers saw {queries:.0f} of {asked} prompt tokens: not every request took both legs"
         )
+    return asked
 
 
 def _send(port: int, conditions: Conditions) -> list[Seen]:

@@ -199,6 +199,7 @@ def add_pretending(worker: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output-tokens", type=number_from(1), default=128, metavar="N", help="of answers without limit"
     )
+    group.add_argument("--enable-scale-out", action="store_true", help="tell token ids of prompts (/render), as vLLM")
     group.add_argument("--bootstrap-port", type=number_from(1), default=None, metavar="P", help="as SGLang's prefill")
 
 

@@ -22,7 +22,7 @@ from omni_proxy.sim.http.server import Connection
 from omni_proxy.sim.pretend.block_runs import block_runs
 from omni_proxy.sim.pretend.calls import COMPLETIONS
 from omni_proxy.sim.pretend.options import PretendOptions
-from omni_proxy.sim.pretend.prompts import block_keys, text_of_chat, tokens_of_text
+from omni_proxy.sim.pretend.prompts import block_keys, text_of_chat, tokens_of_text, word_token
 from omni_proxy.sim.pretend.routes import Routes
 from omni_proxy.sim.pretend.worker import Events, PretendWorker
 from omni_proxy.workers.connectors.vllm_nixl import ASK_PREFILL
@@ -98,6 +98,8 @@ async def test_a_whole_answer_counts_its_tokens_and_its_cache() -> None:
 
 async def test_a_prompt_is_told_in_tokens() -> None:
     async with serving() as one:
+        assert (await one.post("/v1/completions/render"))[0] == 403
+        assert (await one.pool.fetch("POST", "/omni/pretend/scale_out", b'{"enabled":true}'))[0] == 200
         status, (found,) = await one.post("/v1/completions/render")
         assert (status, found["token_ids"], found["model"]) == (200, list(range(100)), "simulated")
         _, chat = await one.post("/v1/chat/completions/render", messages=[{"role": "user", "content": "w3 w4"}])
@@ -307,6 +309,15 @@ def test_words_are_tokens_and_blocks_have_chained_keys() -> None:
     changed = tokens_of_text("w9 " + PROMPT.partition(" ")[2])
     assert not set(block_keys(changed, 16)) & set(keys)
     assert not set(block_keys(tokens, 16, "salt")) & set(keys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["w1 w2 w30", "w1  w2 ", "w1 w2\nw3", " w1", "w", "ww1", "w 5", "w1 w", "w1w2", "w1 5", "w99999999 w1",
+     "w999999999", "w000000001 w2", "w\u0661 w2", "w1 \ud800", "", "w1_0", "w+1"],
+)  # fmt: skip
+def test_the_fast_way_to_tokens_is_the_slow_one(text: str) -> None:
+    assert list(tokens_of_text(text)) == [word_token(word) for word in text.split()]
 
 
 def test_neighbouring_blocks_make_runs() -> None:

@@ -26,6 +26,7 @@ def pretend(options: argparse.Namespace) -> int:
             kv_lease_s=options.kv_lease,
             kv_events_port=options.kv_events_port,
             bootstrap_port=options.bootstrap_port,
+            scale_out=options.enable_scale_out,
             drain_s=options.drain,
             ready_fd=options.ready_fd,
             parent_fd=options.parent_fd,

@@ -27,6 +27,8 @@ class PretendOptions:
     """ZeroMQ port of KV events; None publishes none."""
     bootstrap_port: int | None = None
     """SGLang's bootstrap port of a prefill worker; None listens on none."""
+    scale_out: bool = False
+    """It tells the token ids of prompts, as vLLM does with `--enable-scale-out`."""
     drain_s: float = 5.0
     """Real seconds."""
     ready_fd: int | None = None

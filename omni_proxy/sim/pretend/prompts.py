@@ -6,7 +6,6 @@ counts and numbers exactly as this worker does.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -14,22 +13,36 @@ from typing import Any, Final
 from zlib import crc32
 
 _KEY_BYTES: Final = 8
-_NUMBERED: Final = re.compile(r"\s*(?:w[0-9]{1,8}\s+)*(?:w[0-9]{1,8})?")
+_NUMBERED: Final = b"w0123456789 "
+_MOST_DIGITS: Final = 8
 
 
 def word_token(word: str) -> int:
     """The token of one word."""
     digits = word[1:]
-    if word[0] == "w" and digits.isascii() and digits.isdigit() and len(digits) <= 8:
+    if word[0] == "w" and digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS:
         return int(digits)
     return crc32(word.encode("utf-8", "surrogatepass"))
 
 
 def tokens_of_text(text: str) -> array[int]:
     """Token ids of a text."""
-    if _NUMBERED.fullmatch(text):  # ten times faster, and what load clients send
-        return array("I", map(int, text.replace("w", "").split()))
-    return array("I", map(word_token, text.split()))
+    found = _all_numbered(text)
+    return array("I", map(word_token, text.split())) if found is None else found
+
+
+def _all_numbered(text: str) -> array[int] | None:
+    """Where all words are `w` and a number, which load clients send, much faster. None for any other text."""
+    data = text.encode("utf-8", "surrogatepass")
+    if not data.startswith(b"w") or data.translate(None, _NUMBERED) or b"w " in data or data.endswith(b"w"):
+        return None
+    numbers = text[1:].split(" w")
+    if len(max(numbers, key=len)) > _MOST_DIGITS:
+        return None
+    try:
+        return array("I", map(int, numbers))
+    except ValueError:
+        return None
 
 
 def text_of_chat(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -20,12 +20,21 @@ logger = logging.getLogger(__name__)
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 
+SCALE_OUT_PATH: Final = "/omni/pretend/scale_out"
+"""Switches rendering on and off, for comparing gateways over the same workers."""
+
+
+class _ScaleOut(msgspec.Struct):
+    enabled: bool
+
+
 class Routes:
     """Answers whatever comes in on one worker's ports."""
 
     def __init__(self, worker: PretendWorker, started: int) -> None:
         self._worker = worker
         self._started = started
+        self._scale_out = worker.options.scale_out
 
     def __call__(self, incoming: Incoming) -> None:
         try:
@@ -45,10 +54,15 @@ class Routes:
                 self._worker.generate(incoming)
                 return
             if path.removesuffix(RENDER) in GENERATING:
+                if not self._scale_out:
+                    raise ApiError(403, "the worker was started without --enable-scale-out")
                 return self._json(incoming, rendered(path, incoming.body, uuid.uuid4().hex, self._worker.options))
             if path == RELEASE_PATH:
                 body = parse_body(incoming.body, ReleaseRequest)
                 return self._json(incoming, {"released": self._worker.release(body.request_id)})
+            if path == SCALE_OUT_PATH:
+                self._scale_out = parse_body(incoming.body, _ScaleOut).enabled
+                return self._json(incoming, {"enabled": self._scale_out})
             if path == "/reset_prefix_cache":
                 return self._json(incoming, {"success": self._worker.reset_cache()})
         elif method == "GET":
