@@ -128,6 +128,19 @@ class EndedEvent(Struct):
 ENDED = msgspec.json.Decoder(EndedEvent)
 
 
+class _FinishedChoice(Struct):
+    finish_reason: Raw = Raw(b"null")
+
+
+class FinishedEvent(Struct):
+    """A chunk, as far as it says that its choices are complete."""
+
+    choices: list[_FinishedChoice] = []
+
+
+FINISHED = msgspec.json.Decoder(FinishedEvent)
+
+
 class _Part(Struct):
     type: str = "text"
 

@@ -20,6 +20,7 @@ from omni_proxy.api.shapes import (
     ERROR_CODE,
     ERROR_TYPE,
     EVENT,
+    FINISHED,
     STATUS,
     USAGE,
     WITH_USAGE,
@@ -53,6 +54,7 @@ class StreamScan:
     """
 
     __slots__ = (
+        "_counted",
         "_own_stop",
         "_strip_usage",
         "_tail",
@@ -73,10 +75,13 @@ class StreamScan:
         """Why nothing more is to be expected, though the worker has not closed the stream."""
         self.cached_tokens = cached_tokens
         self._tail = b""
+        self._counted = b""
+        """The last event with usage."""
         self.opening = True
         """Nothing has come but roles and empty deltas: no client misses them yet."""
         self.first_content = False
         self.done = False
+        """`[DONE]` has come; or, once the stream has ended in good order, what some engines end with instead."""
         self.failed = 0
         """The status that an error event speaks of; 0: there was none."""
         self.mid_event = False
@@ -114,6 +119,7 @@ class StreamScan:
         data, self._tail = self._tail, b""
         if data and any(payload == DONE for payload in payloads(data)):
             self.done = True
+        self.done = self.done or (len(self._counted) > 0 and _ends_with_usage(self._counted))
         return data
 
     def _hold_back(self, data: bytes) -> bytes:
@@ -181,6 +187,7 @@ class StreamScan:
             if bytes(fields.usage) == b"null":
                 return event
             self.usage, patched = read_usage(fields.usage, self.cached_tokens)
+            self._counted = found[0]
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return event
         if self._strip_usage and bytes(fields.choices).strip() == b"[]":
@@ -195,6 +202,14 @@ def gives_up(payload: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return any(bytes(choice.stop_reason) == _GAVE_UP for choice in ended.choices)
+
+
+def _ends_with_usage(payload: bytes) -> bool:
+    """Is this event with usage the last of its stream (`transformers serve` sends no `[DONE]` after it)?"""
+    try:
+        return all(bytes(choice.finish_reason) != b"null" for choice in FINISHED.decode(payload).choices)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def abandons(body: bytes) -> bool:

@@ -15,6 +15,9 @@ from omni_proxy.workers.http import Headers, Ticket, WorkerPool
 
 _IDLE_S: Final = 4.0
 """Shorter than engines keep idle connections."""
+_HEALTH: Final = "/health"
+_MODELS: Final = "/v1/models"
+"""Every OpenAI server has it; some have no `/health` (llama-cpp-python)."""
 
 
 class _Answer:
@@ -43,7 +46,10 @@ class _Answer:
 
 
 class HealthCheck:
-    """One worker's `/health`. Connections are opened when they are needed, and again after `close`."""
+    """One worker's `/health`, or its `/v1/models` where it has none.
+
+    Connections are opened when they are needed, and again after `close`.
+    """
 
     def __init__(self, url: str, api_key: str | None, tls: ClientFiles | None) -> None:
         parts = urlsplit(url)
@@ -51,7 +57,7 @@ class HealthCheck:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._files = tls
         key = "" if api_key is None else f"authorization: Bearer {api_key}\r\n"
-        self._question = f"GET /health HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: */*\r\n{key}\r\n".encode("latin-1")
+        self._head = f"host: {parts.netloc}\r\naccept: */*\r\n{key}\r\n"
         self._pool: WorkerPool | None = None
 
     async def fault(self, timeout_s: float) -> str | None:
@@ -62,19 +68,27 @@ class HealthCheck:
             return str(exc)
         pool.configure(_IDLE_S, 1, timeout_s)
         pool.expire()
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[int | Failure] = loop.create_future()
-        ticket: Ticket = pool.request(self._question, _Answer(outcome))
+        path = _HEALTH
         try:
             async with asyncio.timeout(timeout_s):
-                found = await outcome
+                found = await self._ask(pool, path)
+                if found == 404:
+                    path = _MODELS
+                    found = await self._ask(pool, path)
         except TimeoutError:
-            return "no answer to /health in time"
-        finally:
-            ticket.abort()  # nothing where it has ended
+            return f"no answer to {path} in time"
         if isinstance(found, Failure):
             return f"cannot be reached ({found.detail})"
-        return None if found == 200 else f"/health says {found}"
+        return None if found == 200 else f"{path} says {found}"
+
+    async def _ask(self, pool: WorkerPool, path: str) -> int | Failure:
+        outcome: asyncio.Future[int | Failure] = asyncio.get_running_loop().create_future()
+        question = f"GET {path} HTTP/1.1\r\n{self._head}".encode("latin-1")
+        ticket: Ticket = pool.request(question, _Answer(outcome))
+        try:
+            return await outcome
+        finally:
+            ticket.abort()  # nothing where it has ended
 
     def close(self) -> None:
         """Give up its connections."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -71,11 +71,17 @@ def piece_of(path: str, event: Any) -> str:
 
 
 def stream(
-    server: Server, path: str, asked: dict[str, Any], after: int = 0, then: Callable[[], None] | None = None
+    server: Server,
+    path: str,
+    asked: dict[str, Any],
+    after: int = 0,
+    then: Callable[[], None] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[str, httpx.Response, list[Any]]:
     """Read a stream to its end: its text, the response, all events. `then` is called after so many pieces of text."""
     text, all_events, pieces = "", [], 0
-    with httpx.stream("POST", server.url + path, json={**asked, "stream": True}, timeout=300, trust_env=False) as got:
+    whole = {**asked, "stream": True}
+    with httpx.stream("POST", server.url + path, json=whole, headers=headers, timeout=300, trust_env=False) as got:
         assert got.status_code == 200, got.read()
         for event in events(got):
             assert "error" not in event or event["error"] is None, event

@@ -12,7 +12,7 @@ from omni_proxy.demo import demo_model
 from tests.real_engines.processes import Gateway, Server, gateway
 from tests.real_engines.vllm import LEASE_S, MODEL, cores, environment, vllm
 
-MARKERS = ("real_vllm",)
+MARKERS = ("real_vllm", "real_server")
 ROLES = {"p0": "prefill", "d0": "decode", "d1": "decode"}
 
 

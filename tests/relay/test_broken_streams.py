@@ -69,7 +69,15 @@ async def no_done_until_eof(seen: Seen) -> None:
     seen.writer.close()
 
 
+async def no_done_amid_usage(seen: Seen) -> None:
+    """With `continuous_usage_stats` every chunk has usage."""
+    await stream_two_tokens(seen)
+    await seen.chunk(event("x")[:-3] + b',"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n')
+    await seen.end_stream()
+
+
 BROKEN: list[tuple[Script, str]] = [
+    (no_done_amid_usage, "worker_closed"),
     (fin, "worker_closed"),
     (reset, "worker_closed"),
     (half_chunk, "worker_closed"),
@@ -107,6 +115,26 @@ async def test_a_stream_that_dies_ends_with_an_error_and_unclean(start: Start) -
         timeline = (await rig.client.get(f"/omni/requests/{answer.header('x-request-id')}")).json()
         assert (timeline["outcome"], timeline["error"]) == ("failed", code)
         assert len(rig["d0"].seen) == len(rig["p0"].seen)
+    await rig.idle()
+
+
+@pytest.mark.parametrize("separate", [True, False])
+async def test_a_stream_may_end_with_its_usage(start: Start, separate: bool) -> None:
+    """`transformers serve` sends no `[DONE]`; with the counts of an answer that has ended nothing is missing."""
+    usage = b'"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
+    end = event("", finish="stop")
+    last = end + b'data: {"choices":[],' + usage if separate else end[:-3] + b"," + usage
+
+    async def worker(seen: Seen) -> None:
+        await stream_two_tokens(seen)
+        await seen.chunk(last)
+        await seen.end_stream()
+
+    rig = await start(p0=prefill_ok, d0=worker)
+    answer = await ask(rig, stream_options={"include_usage": True})
+    assert (answer.body, answer.clean) == (BEFORE + last, True)
+    timeline = (await rig.client.get(f"/omni/requests/{answer.header('x-request-id')}")).json()
+    assert timeline["outcome"] == "completed"
     await rig.idle()
 
 

@@ -62,6 +62,17 @@ async def test_one_connection_is_asked_again_and_again() -> None:
     assert b"authorization: Bearer key\r\n" in worker.asked[0]
 
 
+async def test_a_server_without_that_route_is_asked_for_its_models() -> None:
+    worker = Worker(answer(404), answer(200, b"{}"), answer(404), answer(500), answer(404), answer(404), answer(200))
+    async with asking(worker) as (check, _):
+        assert await check.fault(5.0) is None
+        assert await check.fault(5.0) == "/v1/models says 500"
+        assert await check.fault(5.0) == "/v1/models says 404"
+        assert await check.fault(5.0) is None
+    assert worker.connections == 1
+    assert [line.split(b" ")[1] for line in worker.asked[:2]] == [b"/health", b"/v1/models"]
+
+
 async def test_a_connection_that_was_closed_is_opened_again() -> None:
     worker = Worker(answer(200), None, answer(200))
     async with asking(worker) as (check, _):
