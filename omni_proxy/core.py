@@ -19,6 +19,7 @@ from omni_proxy.flow.handoffs import await_decode, drop_stale
 from omni_proxy.flow.membership import members_changed, what_is_missing
 from omni_proxy.flow.prewarming import PrewarmCounts, Prewarming
 from omni_proxy.flow.settings import CoreSettings, settings_from
+from omni_proxy.lifecycle.enums import AGGREGATED, ON_COMPLETED, ON_MATCH, ON_PREFILL_DONE, PARALLEL, PREWARM_LEG
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
@@ -37,10 +38,8 @@ from omni_proxy.messages import (
     FirstToken,
     FrontLost,
     Lease,
-    Leg,
     LegFailed,
     LegSent,
-    Mode,
     OthersHeard,
     PrefillDone,
     Reconfigured,
@@ -58,6 +57,26 @@ from omni_proxy.messages import (
 from omni_proxy.scheduler.load import WorkerLoad
 
 __all__ = ["Core", "CoreSettings"]
+
+_Rare = (
+    Tokenized
+    | LegFailed
+    | DecodeBroke
+    | Cancelled
+    | WorkerAdded
+    | WorkerUp
+    | WorkerDown
+    | WorkerDraining
+    | WorkerRemoved
+    | FrontLost
+    | Adopted
+    | OthersHeard
+    | Reconfigured
+    | Tick
+    | BlocksStored
+    | BlocksRemoved
+    | CacheCleared
+)
 
 
 class Core:
@@ -79,24 +98,34 @@ class Core:
         board.effects = effects
         board.now = now
         drop_stale(board, now)
+        # What every request brings, by the exact type: a class pattern costs a call for each that does not fit.
+        if type(event) is LegSent:
+            self._leg_sent(event.lease, now)
+        elif type(event) is PrefillDone:
+            if event.lease.leg is PREWARM_LEG:
+                self._prewarmed(event, now)
+            else:
+                self._prefill_done(event, now)
+        elif type(event) is Arrived:
+            self._arrived(event, now)
+        elif type(event) is DecodeDone:
+            self._decode_done(event, now)
+        elif type(event) is FirstToken:
+            self._first_token(event.lease, now)
+        else:
+            self._happened(event, now)
+        if self._prewarming is not None:
+            self._review_prewarming(self._prewarming, effects, now)
+        return effects
+
+    def _happened(self, event: _Rare, now: float) -> None:
+        """What not every request brings."""
+        board = self._board
         match event:
-            case Arrived():
-                self._arrived(event, now)
-            case LegSent(lease):
-                self._leg_sent(lease, now)
-            case PrefillDone(lease):
-                if lease.leg is Leg.PREWARM:
-                    self._prewarmed(event, now)
-                else:
-                    self._prefill_done(event, now)
-            case FirstToken(lease):
-                self._first_token(lease, now)
-            case DecodeDone():
-                self._decode_done(event, now)
             case Tokenized():
                 self._tokenized(event, now)
             case LegFailed(lease):
-                if lease.leg is not Leg.PREWARM:
+                if lease.leg is not PREWARM_LEG:
                     leg_failed(board, event, now)
                 elif self._prewarming is not None:
                     self._prewarming.failed(lease)
@@ -111,7 +140,7 @@ class Core:
             case Adopted():
                 self._adopted(event, now)
             case OthersHeard():
-                self._board.others_heard(event, now)
+                board.others_heard(event, now)
             case Reconfigured(fields):
                 self._reconfigured(settings_from(fields), now)
             case Tick():
@@ -120,9 +149,6 @@ class Core:
                 board.learner.heard(event)
             case _:
                 assert_never(event)
-        if self._prewarming is not None:
-            self._review_prewarming(self._prewarming, effects, now)
-        return effects
 
     def next_wakeup(self) -> float | None:
         """The instant at which the core wants a `Tick`, or None."""
@@ -233,7 +259,7 @@ class Core:
     def _admit(self, request: Request, now: float) -> None:
         board = self._board
         if board.settings.prefix_aware:
-            request.move(On.MATCH, now)
+            request.move(ON_MATCH, now)
             request.match(board.index.match(request.block_keys), now)
             if self._prewarming is not None:
                 self._prewarming.came(request, board.effects)
@@ -273,11 +299,11 @@ class Core:
         request.prefill_lease = None
         request.prefill_done_at = now
         board.learn_answer(request, event.lease, event.usage, True, now)
-        if request.mode is Mode.PARALLEL:
+        if request.mode is PARALLEL:
             request.join()
         elif event.ended:
             request.first_token_at = now
-            board.close(request, On.COMPLETED, now)
+            board.close(request, ON_COMPLETED, now)
         elif not event.handoff:
             self._handoff_missed(request, now)
         elif not board.ledger.is_member(worker):
@@ -294,7 +320,7 @@ class Core:
             board.fail(request, ErrorCode.HANDOFF_MISSED, "The prefill worker gave no KV parameters.", now)
             return
         request.alone = True
-        request.move(On.PREFILL_DONE, now)
+        request.move(ON_PREFILL_DONE, now)
         board.line_up(request, now, now + board.settings.queue_timeout_s)
 
     def _first_token(self, lease: Lease, now: float) -> None:
@@ -319,13 +345,13 @@ class Core:
         board.runs(request, event.lease, now)
         board.ledger.succeeded(board.ledger.holder(event.lease))
         request.learn(event.usage)
-        board.learn_answer(request, event.lease, event.usage, request.mode is Mode.AGGREGATED, now)
+        board.learn_answer(request, event.lease, event.usage, request.mode is AGGREGATED, now)
         board.planner.learning.answered(request, event.lease, now)
         request.decode_lease = None
         board.ledger.release(event.lease)
         if self._prewarming is not None:
             self._prewarming.ended(request, now, board.effects)
-        board.close(request, On.COMPLETED, now)
+        board.close(request, ON_COMPLETED, now)
         board.plan(now)
 
     # ------------------------------------------------------------------ other events

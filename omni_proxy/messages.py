@@ -8,6 +8,7 @@ Nothing here knows HTTP, sockets or token bytes: those stay on the data road.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import final
 
 from msgspec import Struct
 
@@ -181,6 +182,7 @@ class RequestSpec(Struct, frozen=True):
 # ---------------------------------------------------------------------------------------------- events
 
 
+@final
 class Arrived(Struct, frozen=True, tag=True):
     """A valid request has been read whole."""
 
@@ -196,12 +198,14 @@ class Tokenized(Struct, frozen=True, tag=True):
     block_keys: tuple[int, ...] = ()
 
 
+@final
 class LegSent(Struct, frozen=True, tag=True):
     """The whole request of a leg was handed to the worker's connection."""
 
     lease: Lease
 
 
+@final
 class PrefillDone(Struct, frozen=True, tag=True):
     """P answered. `handoff`: D may take over; `ended`: the answer ended with P's own token."""
 
@@ -211,12 +215,14 @@ class PrefillDone(Struct, frozen=True, tag=True):
     usage: Usage = Usage()
 
 
+@final
 class FirstToken(Struct, frozen=True, tag=True):
     """The first content token of the answer passed on its way to the client."""
 
     lease: Lease
 
 
+@final
 class DecodeDone(Struct, frozen=True, tag=True):
     """D's answer was relayed whole."""
 
@@ -409,12 +415,12 @@ class Placement(Struct, frozen=True):
     """What the worker should find cached of it."""
 
 
-class Mark(Struct, frozen=True, array_like=True):
-    """The instant at which one attempt of a request entered a stage."""
+Mark = tuple[Stage, float, int]
+"""The stage, the instant at which a request entered it, and which of its attempts that was.
 
-    stage: Stage
-    at: float
-    attempt: int
+A request has eight or more, and each is looked at several times when it ends: to take a tuple apart costs a tenth of
+what attributes do.
+"""
 
 
 class Resume(Struct, frozen=True, array_like=True):
@@ -461,12 +467,12 @@ class RequestRecord(Struct, frozen=True):
 
     @property
     def arrived_at(self) -> float:
-        return self.marks[0].at
+        return self.marks[0][1]
 
     @property
     def ended_at(self) -> float | None:
-        last = self.marks[-1]
-        return last.at if last.stage is Stage.FINISHED else None
+        stage, at, _ = self.marks[-1]
+        return at if stage is Stage.FINISHED else None
 
 
 class Tokenize(Struct, frozen=True, tag=True):
@@ -475,6 +481,7 @@ class Tokenize(Struct, frozen=True, tag=True):
     rid: str
 
 
+@final
 class StartPrefill(Struct, frozen=True, tag=True):
     """Send the P leg. `peer` is D's name where both run together (parallel)."""
 
@@ -482,6 +489,7 @@ class StartPrefill(Struct, frozen=True, tag=True):
     peer: str | None = None
 
 
+@final
 class StartDecode(Struct, frozen=True, tag=True):
     """Send the D leg. `peer` is P's name; None: this worker does both (aggregated)."""
 
@@ -515,6 +523,7 @@ class Abort(Struct, frozen=True, tag=True):
     lease: Lease
 
 
+@final
 class Close(Struct, frozen=True, tag=True):
     """The request has ended; all its leases are home. Sent exactly once for each request.
 

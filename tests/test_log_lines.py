@@ -28,7 +28,7 @@ def record(marks: tuple[Mark, ...], mode: Mode | None = Mode.SEQUENTIAL, model: 
         mode=mode,
         marks=marks,
         prefill_done_at=None,
-        first_token_at=marks[0].at + 0.5 if marks else None,
+        first_token_at=marks[0][1] + 0.5 if marks else None,
         outcome=Outcome.COMPLETED,
         error=None,
         detail="",
@@ -41,11 +41,11 @@ def record(marks: tuple[Mark, ...], mode: Mode | None = Mode.SEQUENTIAL, model: 
 
 
 MARKS = (
-    Mark(Stage.RECEIVED, 10.0, 0),
-    Mark(Stage.PREFILL_WAITING, 10.001, 0),
-    Mark(Stage.PREFILL_SCHEDULED, 10.002, 1),
-    Mark(Stage.PREFILL_WAITING, 10.1, 1),
-    Mark(Stage.FINISHED, 12.3456789, 2),
+    (Stage.RECEIVED, 10.0, 0),
+    (Stage.PREFILL_WAITING, 10.001, 0),
+    (Stage.PREFILL_SCHEDULED, 10.002, 1),
+    (Stage.PREFILL_WAITING, 10.1, 1),
+    (Stage.FINISHED, 12.3456789, 2),
 )
 
 
@@ -83,7 +83,7 @@ def test_a_request_whose_scheduler_died_has_no_stages() -> None:
 
 @given(st.floats(0, 1e6), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
 def test_any_duration_and_name_is_valid(seconds: float, model: str) -> None:
-    marks = (Mark(Stage.RECEIVED, 0.0, 0), Mark(Stage.FINISHED, seconds, 0))
+    marks = ((Stage.RECEIVED, 0.0, 0), (Stage.FINISHED, seconds, 0))
     line = json.loads(json_line(ending(), record(marks, model=model), 0.0, WALL))
     assert math.isclose(line["e2e_s"], seconds, abs_tol=1e-6)
     assert line["model"] == model

@@ -31,6 +31,7 @@ from omni_proxy.api.timing import DECODE, PREFILL
 from omni_proxy.api.trace_context import TraceContexts
 from omni_proxy.call import Call, append_fields
 from omni_proxy.errors import ErrorCode, Rejected
+from omni_proxy.lifecycle.enums import COMPLETED, PREWARM_LEG
 from omni_proxy.messages import (
     Abort,
     Cancelled,
@@ -42,14 +43,12 @@ from omni_proxy.messages import (
     Forget,
     Lease,
     LegFailed,
-    Outcome,
     Prewarm,
     StartDecode,
     StartPrefill,
     Tokenize,
     Tokenized,
 )
-from omni_proxy.messages import Leg as LegKind
 from omni_proxy.observe.edge_counts import EdgeCounts
 from omni_proxy.relay.pump import Pump, pump_of
 from omni_proxy.workers.connectors.base import Connector, Order, Pair
@@ -150,7 +149,7 @@ class Edge:
     def new_rid(self) -> str:
         """An id that no other request of any front has."""
         self._serial += 1
-        return f"{self.prefix}{self._serial:08x}"
+        return self.prefix + hex(self._serial)[2:].rjust(8, "0")
 
     def new_exchange(self, client: ClientSide, request_id: bytes, kept_alive: bool, chunked: bool) -> Exchange:
         """Begin an exchange; it is known to others once its call has been parsed."""
@@ -203,15 +202,20 @@ class Edge:
 
     def perform(self, effect: Effect) -> None:
         """Carry out one effect of the core."""
+        # What every request brings, by the exact type: a class pattern costs a call for each that does not fit.
+        if type(effect) is StartPrefill:
+            self._start_prefill(effect.lease, effect.peer)
+        elif type(effect) is StartDecode:
+            self._start_decode(effect.lease, effect.peer, effect.pull_until)
+        elif type(effect) is Close:
+            self._close(effect)
+        else:
+            self._perform_other(effect)
+
+    def _perform_other(self, effect: Abort | Tokenize | Foresee | Forget | Prewarm) -> None:
         match effect:
-            case StartPrefill(lease, peer):
-                self._start_prefill(lease, peer)
-            case StartDecode(lease, peer, pull_until):
-                self._start_decode(lease, peer, pull_until)
-            case Close():
-                self._close(effect)
             case Abort(lease):
-                if lease.leg is LegKind.PREWARM:
+                if lease.leg is PREWARM_LEG:
                     self.foresight.abort(lease)
                 else:
                     self._abort(lease)
@@ -398,7 +402,7 @@ class Edge:
 
     def _release_kv(self, exchange: Exchange, close: Close) -> None:
         """P answered and D will not come: what P keeps is of no use to anybody."""
-        if close.outcome is not Outcome.COMPLETED:
+        if close.outcome is not COMPLETED:
             self._give_up_kv(exchange)
 
     def _give_up_kv(self, exchange: Exchange) -> None:

@@ -15,7 +15,8 @@ from omni_proxy.access.gate import Grant
 from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head, named_error, named_error_event
 from omni_proxy.call import MESSAGES, RESPONSES, Call
 from omni_proxy.errors import ErrorCode, http_status
-from omni_proxy.messages import Close, Outcome, RequestSpec
+from omni_proxy.lifecycle.enums import COMPLETED
+from omni_proxy.messages import Close, RequestSpec
 
 if TYPE_CHECKING:
     from omni_proxy.api.encoding import Encoding
@@ -261,7 +262,7 @@ class Exchange:
         client = self.client
         if client is None:
             return
-        if close.outcome is Outcome.COMPLETED or self.complete:
+        if close.outcome is COMPLETED or self.complete:
             client.finished(close=not self.kept_alive)
         elif not self.committed:
             self._refuse(close)

@@ -15,6 +15,18 @@ from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import CacheLearner, NoIndex, NoLearner, PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.flow.settings import CoreSettings
+from omni_proxy.lifecycle.enums import (
+    AGGREGATED,
+    DECODE_SCHEDULED,
+    DECODE_WAITING,
+    ON_COMPLETED,
+    ON_ENQUEUE_DECODE,
+    ON_ENQUEUE_PREFILL,
+    ON_GRANTED,
+    ON_SENT,
+    PARALLEL,
+    PREFILL_SCHEDULED,
+)
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
@@ -22,7 +34,6 @@ from omni_proxy.messages import (
     Close,
     Effect,
     Lease,
-    Mode,
     OthersHeard,
     Outcome,
     Stage,
@@ -68,18 +79,18 @@ class Board:
     def enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
         """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
         pool = self.pools.of(request.spec.model)
-        alone = request.alone or (pool is not None and pool.mode is Mode.AGGREGATED)
+        alone = request.alone or (pool is not None and pool.mode is AGGREGATED)
         if deadline is None:
             ready = pool is not None and bool(pool.alone if request.alone else pool.ready)
             deadline = now + (self.settings.queue_timeout_s if ready else self.settings.no_worker_timeout_s)
         if retry is False and not alone and pool is not None and self.planner.place_alone(request, now):
-            request.move(On.ENQUEUE_DECODE, now)
+            request.move(ON_ENQUEUE_DECODE, now)
             self.start(request, now)
             return
         if alone:
-            request.move(On.DECODE_RETRIED if retry else On.ENQUEUE_DECODE, now)
+            request.move(On.DECODE_RETRIED if retry else ON_ENQUEUE_DECODE, now)
         else:
-            request.move(On.RETRIED if retry else On.ENQUEUE_PREFILL, now)
+            request.move(On.RETRIED if retry else ON_ENQUEUE_PREFILL, now)
         self.line_up(request, now, deadline, retry)
 
     def line_up(self, request: Request, now: float, deadline: float, first: bool = False) -> None:
@@ -109,15 +120,15 @@ class Board:
 
     def start(self, request: Request, now: float) -> None:
         """Send the legs for which leases have just been booked."""
-        if request.stage is Stage.DECODE_WAITING:
-            request.move(On.GRANTED, now)
+        if request.stage is DECODE_WAITING:
+            request.move(ON_GRANTED, now)
             assert request.decode_lease is not None
             self._learn_grant(request, request.decode_lease, request.handoff_from is None, now)
             self.effects.append(StartDecode(request.decode_lease, request.handoff_from, request.handoff_until))
-        elif request.mode is Mode.PARALLEL:
+        elif request.mode is PARALLEL:
             self._start_pair(request, now)
         else:
-            request.move(On.GRANTED, now)
+            request.move(ON_GRANTED, now)
             assert request.prefill_lease is not None
             self._learn_grant(request, request.prefill_lease, True, now)
             self.effects.append(StartPrefill(request.prefill_lease))
@@ -129,8 +140,8 @@ class Board:
         self._learn_grant(request, prefill, True, now)
         self._learn_grant(request, decode, False, now)
         request.fork(now)
-        request.move_prefill(On.GRANTED, now)
-        request.move(On.GRANTED, now)
+        request.move_prefill(ON_GRANTED, now)
+        request.move(ON_GRANTED, now)
         self.effects.append(StartPrefill(prefill, decode.worker))
         self.effects.append(StartDecode(decode, prefill.worker))
 
@@ -149,10 +160,10 @@ class Board:
     def runs(self, request: Request, lease: Lease, now: float) -> None:
         """A leg is running; an answer says so too, where it overtook `LegSent` or there was none."""
         if request.prefill_stage is not None and lease == request.prefill_lease:
-            if request.prefill_stage is Stage.PREFILL_SCHEDULED:
-                request.move_prefill(On.SENT, now)
-        elif request.stage in (Stage.PREFILL_SCHEDULED, Stage.DECODE_SCHEDULED):
-            request.move(On.SENT, now)
+            if request.prefill_stage is PREFILL_SCHEDULED:
+                request.move_prefill(ON_SENT, now)
+        elif request.stage in (PREFILL_SCHEDULED, DECODE_SCHEDULED):
+            request.move(ON_SENT, now)
 
     def give_up_kv(self, request: Request, now: float) -> None:
         """Nobody will pull what P keeps for this request: it is freed by a call, or stays load until the lease ends."""
@@ -194,7 +205,7 @@ class Board:
         if waited:
             self.planner.leave(request)
         self.drop_leases(request, keep=failed)
-        if on is On.COMPLETED:
+        if on is ON_COMPLETED:
             self.ledger.drop_hold(request.rid)
         else:
             self.give_up_kv(request, now)

@@ -11,6 +11,7 @@ from typing import Final
 
 from omni_proxy.errors import ErrorCode
 from omni_proxy.flow.board import Board
+from omni_proxy.lifecycle.enums import ON_PREFILL_DONE
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
 
@@ -26,7 +27,7 @@ def await_decode(board: Board, request: Request, prefill: str, now: float) -> No
     request.handoff_from = prefill
     request.handoff_until = None if lease_s is None else now + lease_s * SAFE_SHARE
     request.handoff_freed_at = None if lease_s is None else now + lease_s
-    request.move(On.PREFILL_DONE, now)
+    request.move(ON_PREFILL_DONE, now)
     wait_for_decode(board, request, now)
 
 

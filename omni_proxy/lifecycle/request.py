@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import inf
 
 from omni_proxy.errors import ErrorCode
+from omni_proxy.lifecycle.enums import DECODE_WAITING, RECEIVED
 from omni_proxy.lifecycle.stages import On, advance
 from omni_proxy.messages import (
     Lease,
@@ -73,7 +74,7 @@ class Request:
         self.rid = rid
         self.spec = spec
         self.arrived_at = now
-        self.stage = Stage.RECEIVED
+        self.stage = RECEIVED
         self.prefill_stage: Stage | None = None
         self.mode: Mode | None = None
         self.alone = spec.whole
@@ -109,7 +110,7 @@ class Request:
         """When its first token should come, as predicted when its prompt was sent to be computed."""
         self.cached_tokens: int | None = None
         self.completion_tokens: int | None = None
-        self.marks = [Mark(Stage.RECEIVED, now, 0)]
+        self.marks: list[Mark] = [(RECEIVED, now, 0)]
         self.prefill_done_at: float | None = None
         self.first_token_at: float | None = None
         self.answering = False
@@ -122,19 +123,19 @@ class Request:
     def move(self, on: On, now: float) -> None:
         """Advance the track that ends the request. Raises IllegalTransition and then changes nothing."""
         self.stage = stage = advance(self.stage, on)
-        self.marks.append(Mark(stage, now, self.attempt))
+        self.marks.append((stage, now, self.attempt))
 
     def move_prefill(self, on: On, now: float) -> None:
         """Advance the prefill track of a parallel request."""
         assert self.prefill_stage is not None
         self.prefill_stage = stage = advance(self.prefill_stage, on)
-        self.marks.append(Mark(stage, now, self.attempt))
+        self.marks.append((stage, now, self.attempt))
 
     def fork(self, now: float) -> None:
         """Begin the second track: P goes on from its queue, the main track waits for D from here on."""
         self.prefill_stage = self.stage
-        self.stage = Stage.DECODE_WAITING
-        self.marks.append(Mark(Stage.DECODE_WAITING, now, self.attempt))
+        self.stage = DECODE_WAITING
+        self.marks.append((DECODE_WAITING, now, self.attempt))
 
     def join(self) -> None:
         """P has answered; only the decode track is left."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from omni_proxy.messages import Leg, Mode, RequestRecord, Stage
+from omni_proxy.lifecycle.enums import DECODE_LEG, DECODE_WAITING, FINISHED, PARALLEL, PREFILL_LEG, PREFILL_SCHEDULED
+from omni_proxy.messages import Leg, RequestRecord, Stage
 
 
 def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
@@ -16,14 +15,14 @@ def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, f
         P  PREFILL_WAITING ─┬─ PREFILL_SCHEDULED ─ PREFILL_RUNNING ─┤ prefill_done_at
         D                   └─ DECODE_SCHEDULED ── DECODE_RUNNING ──────────┤ FINISHED, or PREFILL_WAITING again
     """
-    if record.mode is not Mode.PARALLEL:
+    if record.mode is not PARALLEL:
         return _one_track(record, now)
     open_end = record.ended_at if record.ended_at is not None else now
     spans: list[tuple[Stage, float, float]] = []
-    for index, mark in enumerate(record.marks):
-        if mark.stage is not Stage.FINISHED:
+    for index, (stage, at, _) in enumerate(record.marks):
+        if stage is not FINISHED:
             end = _end_of_visit(record, index)
-            spans.append((mark.stage, mark.at, open_end if end is None else end))
+            spans.append((stage, at, open_end if end is None else end))
     return spans
 
 
@@ -38,30 +37,33 @@ def stage_seconds(record: RequestRecord, now: float) -> dict[Stage, float]:
 def _one_track(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
     """Without a second track each visit ends where the next one begins."""
     marks = record.marks
-    spans = [(mark.stage, mark.at, after.at) for mark, after in pairwise(marks)]
-    last = marks[-1]
-    if last.stage is not Stage.FINISHED:
-        spans.append((last.stage, last.at, now))
+    spans: list[tuple[Stage, float, float]] = []
+    visited, begin, _ = marks[0]
+    for stage, at, _ in marks[1:]:
+        spans.append((visited, begin, at))
+        visited, begin = stage, at
+    if visited is not FINISHED:
+        spans.append((visited, begin, now))
     return spans
 
 
 def _end_of_visit(record: RequestRecord, index: int) -> float | None:
-    mark = record.marks[index]
+    stage = record.marks[index][0]
     later = record.marks[index + 1 :]
-    track = _track(mark.stage)
+    track = _track(stage)
     if track is None:
-        return later[0].at if later else None
-    follows = next((m.at for m in later if _track(m.stage) in (track, None)), None)
+        return later[0][1] if later else None
+    follows = next((at for s, at, _ in later if _track(s) in (track, None)), None)
     done_at = record.prefill_done_at
-    if mark.stage is Stage.PREFILL_RUNNING and done_at is not None:
+    if stage is Stage.PREFILL_RUNNING and done_at is not None:
         return done_at if follows is None else min(done_at, follows)
     return follows
 
 
 def _track(stage: Stage) -> Leg | None:
     """The leg whose track a stage belongs to; None for the stages that both share."""
-    if Stage.PREFILL_SCHEDULED <= stage <= Stage.PREFILL_RUNNING:
-        return Leg.PREFILL
-    if Stage.DECODE_WAITING <= stage <= Stage.DECODE_RUNNING:
-        return Leg.DECODE
+    if PREFILL_SCHEDULED <= stage <= Stage.PREFILL_RUNNING:
+        return PREFILL_LEG
+    if DECODE_WAITING <= stage <= Stage.DECODE_RUNNING:
+        return DECODE_LEG
     return None

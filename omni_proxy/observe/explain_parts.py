@@ -117,26 +117,26 @@ def _given_up(record: RequestRecord, end: float) -> list[tuple[Cause, float, flo
     granted: float | None = None
     on_decode: float | None = None
     before: Stage | None = None
-    for mark in record.marks:
-        again = mark.stage is Stage.PREFILL_WAITING and granted is not None
-        decode_again = mark.stage is Stage.DECODE_WAITING and before in _RUNS and record.mode is not Mode.PARALLEL
-        if mark.at in resumed and mark.stage in (Stage.PREFILL_WAITING, Stage.DECODE_WAITING):
-            taken_up = (m.at for m in record.marks if m.at > mark.at and m.stage is Stage.DECODE_RUNNING)
-            found.append((Cause.RESUME, mark.at, next(taken_up, end)))
+    for stage, at, _ in record.marks:
+        again = stage is Stage.PREFILL_WAITING and granted is not None
+        decode_again = stage is Stage.DECODE_WAITING and before in _RUNS and record.mode is not Mode.PARALLEL
+        if at in resumed and stage in (Stage.PREFILL_WAITING, Stage.DECODE_WAITING):
+            taken_up = (later for s, later, _ in record.marks if later > at and s is Stage.DECODE_RUNNING)
+            found.append((Cause.RESUME, at, next(taken_up, end)))
             granted = on_decode = None
         elif again and granted is not None:
-            found.append((Cause.RETRY, granted, mark.at))
+            found.append((Cause.RETRY, granted, at))
             granted = on_decode = None
         elif decode_again and on_decode is not None:
-            found.append((Cause.RETRY, on_decode, mark.at))
-        elif granted is not None and _missed(record, before, mark.stage):
-            found.append((Cause.MISSED_HANDOFF, granted, mark.at))
+            found.append((Cause.RETRY, on_decode, at))
+        elif granted is not None and _missed(record, before, stage):
+            found.append((Cause.MISSED_HANDOFF, granted, at))
             granted = None
-        if mark.stage in (Stage.PREFILL_SCHEDULED, Stage.DECODE_SCHEDULED) and granted is None:
-            granted = mark.at
-        if mark.stage is Stage.DECODE_SCHEDULED:
-            on_decode = mark.at
-        before = mark.stage
+        if stage in (Stage.PREFILL_SCHEDULED, Stage.DECODE_SCHEDULED) and granted is None:
+            granted = at
+        if stage is Stage.DECODE_SCHEDULED:
+            on_decode = at
+        before = stage
     return found
 
 
@@ -151,7 +151,7 @@ def _placement(record: RequestRecord, active: list[Stage], at: float) -> Placeme
     leg = Leg.PREFILL if stage in _P_STAGES else Leg.DECODE
     scheduled = Stage.PREFILL_SCHEDULED if leg is Leg.PREFILL else Stage.DECODE_SCHEDULED
     places = [p for p in record.placements if p.leg is leg]
-    grants = sum(1 for mark in record.marks if mark.stage is scheduled and mark.at <= at)
+    grants = sum(1 for s, begun, _ in record.marks if s is scheduled and begun <= at)
     waits = stage in (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
     place = grants if waits else grants - 1
     return places[place] if 0 <= place < len(places) else None

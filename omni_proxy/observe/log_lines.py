@@ -8,11 +8,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
+from omni_proxy.lifecycle.enums import FINISHED
 from omni_proxy.lifecycle.timeline import stage_spans
 from omni_proxy.messages import Leg, RequestRecord, Stage
 from omni_proxy.observe.log_shape import Line, Refused
 
 _LEG_NAMES: Final = {leg: f"{leg.value}:" for leg in Leg}
+_UNSET: Final = UNSET
+_TIMES: Final = int(Stage.FINISHED) + 1
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -56,13 +59,15 @@ def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: fl
                 at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error, outcome
             )
         )
-    marks, first = record.marks, record.first_token_at
+    marks, first, encode_s = record.marks, record.first_token_at, record.encode_s
     if not marks:
         ttft, times = None, []
     else:
-        begin, last = marks[0].at, marks[-1]
+        begin = marks[0][1]
+        stage, ended_at, _ = marks[-1]
         ttft = None if first is None else _rounded(first - begin, 1e6)
-        times = [_rounded((last.at if last.stage is Stage.FINISHED else now) - begin, 1e6), *_stage_times(record, now)]
+        times = _stage_times(record, now)
+        times[0] = _rounded((ended_at if stage is FINISHED else now) - begin, 1e6)
     return _encode(
         Line(
             at,
@@ -83,18 +88,20 @@ def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: fl
             record.completion_tokens,
             len(record.resumes),
             ttft,
-            UNSET if record.encode_s is None else _rounded(record.encode_s, 1e6),
+            _UNSET if encode_s is None else _rounded(encode_s, 1e6),
             *times,
         )
     )
 
 
 def _stage_times(record: RequestRecord, now: float) -> list[Any]:
-    times: list[Any] = [UNSET] * int(Stage.FINISHED)
+    """The time in each stage, behind a place for the whole."""
+    times: list[Any] = [_UNSET] * _TIMES
     for stage, start, end in stage_spans(record, now):
-        before = times[stage]
+        place: int = stage + 1
+        before = times[place]
         spent = _rounded(end - start, 1e6)
-        times[stage] = spent if before is UNSET else before + spent
+        times[place] = spent if before is _UNSET else before + spent
     return times
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from omni_proxy.lifecycle.enums import AGGREGATED, COMPLETED, PREFILL_LEG, PREFILL_SCHEDULED
 from omni_proxy.lifecycle.timeline import stage_spans
 from omni_proxy.messages import (
     Close,
@@ -17,10 +18,7 @@ from omni_proxy.messages import (
     Event,
     Failure,
     Lease,
-    Leg,
     LegFailed,
-    Mode,
-    Outcome,
     PrefillDone,
     RequestRecord,
     Stage,
@@ -177,43 +175,47 @@ class Tallies:
     def closed(self, record: RequestRecord, now: float) -> None:
         outcome = record.outcome
         # A request that ended well pays for no property of an enum.
-        key = (record.endpoint, "completed", "") if outcome is Outcome.COMPLETED else _key(record)
+        key = (record.endpoint, "completed", "") if outcome is COMPLETED else _key(record)
         self.requests[key] = self.requests.get(key, 0) + 1
         for stage, begin, end in stage_spans(record, now):
             self.stages[stage].observe(end - begin)
-        if record.encode_s is not None:
-            self.encode.observe(record.encode_s)
-        extra = record.attempts - (1 if record.mode is Mode.AGGREGATED else 2)
+        encode_s, alone = record.encode_s, record.mode is AGGREGATED
+        if encode_s is not None:
+            self.encode.observe(encode_s)
+        extra = record.attempts - (1 if alone else 2)
         if extra > 0:
             self.retries += extra
-        if outcome is Outcome.COMPLETED:
+        if outcome is COMPLETED:
             self._completed(record, now)
-            if extra == 0 and record.prefill_done_at is not None and record.mode is not Mode.AGGREGATED:
-                self._prefilled(record, record.prefill_done_at)
+            if extra == 0 and not alone and (done_at := record.prefill_done_at) is not None:
+                self._prefilled(record, done_at)
 
     def _prefilled(self, record: RequestRecord, done_at: float) -> None:
         """Compare a handed-over prompt's time on P, from the grant on, with the prediction made then."""
         self.handoff_tokens += record.prompt_tokens
         placement = record.placements[0]
-        if placement.leg is not Leg.PREFILL or placement.finish_s is None:
+        finish_s = placement.finish_s
+        if finish_s is None or placement.leg is not PREFILL_LEG:
             return
-        times = self.prefills.get(placement.worker)
+        worker = placement.worker
+        times = self.prefills.get(worker)
         if times is None:
-            times = self.prefills[placement.worker] = PrefillTimes()
-        for mark in record.marks:
-            if mark.stage is Stage.PREFILL_SCHEDULED:
+            times = self.prefills[worker] = PrefillTimes()
+        for stage, at, _ in record.marks:
+            if stage is PREFILL_SCHEDULED:
                 times.count += 1
-                times.predicted_s += placement.finish_s
-                times.actual_s += done_at - mark.at
+                times.predicted_s += finish_s
+                times.actual_s += done_at - at
                 return
 
     def _completed(self, record: RequestRecord, now: float) -> None:
-        begin, first, generated = record.arrived_at, record.first_token_at, record.completion_tokens
+        begin, first, generated = record.marks[0][1], record.first_token_at, record.completion_tokens
         self.e2e.observe(now - begin)
         if first is not None:
             self.ttft.observe(first - begin)
-            if record.predicted_first_at is not None and first > begin and not record.resumes:
-                self.ttft_predicted.observe((record.predicted_first_at - begin) / (first - begin))
+            predicted = record.predicted_first_at
+            if predicted is not None and first > begin and not record.resumes:
+                self.ttft_predicted.observe((predicted - begin) / (first - begin))
             if generated is not None and generated > 1:
                 self.tpot.observe((now - first) / (generated - 1))
         self.tokens["prompt"] += record.prompt_tokens

@@ -57,7 +57,7 @@ def summary(record: RequestRecord, now: float, wall_offset: float) -> JsonObject
         "stream": record.stream,
         "mode": record.mode,
         "arrived": round(record.arrived_at + wall_offset, 6),
-        "stage": record.marks[-1].stage.name,
+        "stage": record.marks[-1][0].name,
         "outcome": record.outcome,
         "error": record.error,
         "encode_s": None if record.encode_s is None else round(record.encode_s, 6),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 from omni_proxy.apc.index import PrefixIndex
+from omni_proxy.lifecycle.enums import AGGREGATED
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Mode
 from omni_proxy.scheduler.answers import AnswerChoice, pick_answering
 from omni_proxy.scheduler.booking import Booking
 from omni_proxy.scheduler.buckets import Buckets
@@ -121,7 +121,7 @@ class AnswerPlan:
     def _grant(self, request: Request, choice: AnswerChoice, now: float) -> None:
         prefill_tokens = 0
         if request.handoff_from is None:
-            request.mode = Mode.AGGREGATED
+            request.mode = AGGREGATED
             prefill_tokens = request.prompt_tokens - choice.cached
             request.predicted_first_at = now + choice.prefill_s
         lease = self._booking.grant_decode(request, choice.placement, prefill_tokens)
@@ -133,6 +133,6 @@ class AnswerPlan:
         if request.handoff_from is None:
             if request.alone:
                 return pool.alone
-            return pool.decode if pool.mode is Mode.AGGREGATED else ()
+            return pool.decode if pool.mode is AGGREGATED else ()
         peer = self._booking.ledger.get(request.handoff_from)
         return () if peer is None else pool.receivers.get(domain_of(peer.spec), ())

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
+from omni_proxy.lifecycle.enums import DECODE_LEG
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Leg, Placement
+from omni_proxy.messages import Placement
 from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.placement import has_decode_room, keeps_pace, uncached
 
@@ -75,7 +76,7 @@ def pick_answering(
     shown.sort()
     placement = Placement(
         best.name,
-        Leg.DECODE,
+        DECODE_LEG,
         "its answer ends soonest",
         tuple([(name, end) for end, name in shown[:_SHOWN]]),
         best_begin,

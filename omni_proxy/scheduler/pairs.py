@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from omni_proxy.lifecycle.enums import AGGREGATED, PARALLEL
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Mode
 from omni_proxy.scheduler.booking import Booking
 from omni_proxy.scheduler.buckets import Buckets
 from omni_proxy.scheduler.load import WorkerLoad
@@ -34,10 +34,10 @@ class Pairs:
     def able(self, request: Request, now: float) -> Sequence[WorkerLoad]:
         """The prefill workers that a request may go to: in parallel mode those one of whose partners has room."""
         pool = self._pools.of(request.spec.model)
-        if pool is None or pool.mode is Mode.AGGREGATED:
+        if pool is None or pool.mode is AGGREGATED:
             return ()
         able = self._booking.candidates(pool.prefill, request, now)
-        if pool.mode is not Mode.PARALLEL:
+        if pool.mode is not PARALLEL:
             return able
         tokens = self._booking.learning.kv_tokens(request)
         domains = {

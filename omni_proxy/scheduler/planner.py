@@ -11,8 +11,9 @@ from math import inf
 
 from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import NoIndex, PrefixIndex
+from omni_proxy.lifecycle.enums import AGGREGATED, DECODE_WAITING, PARALLEL
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Lease, Mode, Placement, RequestSpec, Stage
+from omni_proxy.messages import Lease, Placement, RequestSpec, Stage
 from omni_proxy.scheduler.answering import AnswerPlan
 from omni_proxy.scheduler.answers import AnswerChoice
 from omni_proxy.scheduler.booking import Booking
@@ -97,7 +98,7 @@ class Planner:
 
         False when nobody has room, or others whose turn may be earlier wait.
         """
-        for_decode = request.stage is Stage.DECODE_WAITING
+        for_decode = request.stage is DECODE_WAITING
         if self.decode_queue.waits or (self.prefill_queue.waits and not for_decode):
             self._changed = True
             return False
@@ -111,7 +112,7 @@ class Planner:
         """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
         line: tuple[str, ...] = (request.spec.model,)
         if request.stage is Stage.PREFILL_WAITING:
-            self._lineup.lines_up(request, self.drain_s(request.marks[-1].at))  # it has just entered its stage
+            self._lineup.lines_up(request, self.drain_s(request.marks[-1][1]))  # it has just entered its stage
             self.prefill_queue.push(request, line, deadline, first)
             return
         if request.handoff_from is not None and (peer := self.ledger.get(request.handoff_from)) is not None:
@@ -136,7 +137,7 @@ class Planner:
 
     def _goes_alone(self, request: Request) -> bool:
         pool = self.pools.of(request.spec.model)
-        return request.alone or (pool is not None and pool.mode is Mode.AGGREGATED)
+        return request.alone or (pool is not None and pool.mode is AGGREGATED)
 
     def _can_be_pulled(self, request: Request) -> bool:
         """P is there, and so is somebody to pull, if not now then later; or there is nothing better to do."""
@@ -182,7 +183,7 @@ class Planner:
         pool = self.pools.of(request.spec.model)
         assert pool is not None
         decode: AnswerChoice | None = None
-        if pool.mode is Mode.PARALLEL:
+        if pool.mode is PARALLEL:
             partners = pool.partners.get(domain_of(choice.worker.spec), ())
             decode = self.answers.pick(request, partners, now)
             if decode is None:

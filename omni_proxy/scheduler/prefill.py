@@ -15,8 +15,9 @@ from typing import Final
 
 from omni_proxy.apc.homes import Homes
 from omni_proxy.apc.index import PrefixIndex
+from omni_proxy.lifecycle.enums import PREFILL_LEG
 from omni_proxy.lifecycle.request import Request
-from omni_proxy.messages import Leg, Placement
+from omni_proxy.messages import Placement
 from omni_proxy.scheduler.backlog import LEAD_S
 from omni_proxy.scheduler.foreseen import KEPT_S, Foreseen
 from omni_proxy.scheduler.ledger import Ledger
@@ -294,4 +295,4 @@ def _placement(choice: Choice, able: Sequence[WorkerLoad], now: float) -> Placem
     reason = "home of its session" if choice.home else "computed there soonest for the least work"
     candidates = tuple([(name, seconds) for seconds, name in shown])
     name, start, finish = choice.worker.name, choice.start - now, choice.finish - now
-    return Placement(name, Leg.PREFILL, reason, candidates, start, finish, choice.cached)
+    return Placement(name, PREFILL_LEG, reason, candidates, start, finish, choice.cached)

@@ -41,7 +41,7 @@ class Turns:
         turn = (crc32(worker.name.encode()) + self._ledger.place) % (gateways + 1)
         if turn == 0:
             return False
-        since = max(request.marks[-1].at, worker.backlog.opened_at(now))
+        since = max(request.marks[-1][1], worker.backlog.opened_at(now))
         until = since + min(turn * self._ledger.turn_s, MOST_SHARE * cost_s)
         if now >= until - _EPSILON_S:
             return False

@@ -140,7 +140,7 @@ class RouterCore:
                 self._add(spec.name, spec.role)
                 return []
             case Arrived(rid, request_spec):
-                self._requests[rid] = _Routed(rid, request_spec, [Mark(Stage.RECEIVED, now, 0)])
+                self._requests[rid] = _Routed(rid, request_spec, [(Stage.RECEIVED, now, 0)])
                 self._mark(rid, now, Stage.TOKENIZING)
                 return [Tokenize(rid)]
             case Tokenized():
@@ -203,14 +203,14 @@ class RouterCore:
     def _end(self, lease: Lease, outcome: Outcome, detail: str, now: float) -> list[Effect]:
         request = self._requests.pop(lease.rid)
         self._give(request, lease)
-        request.marks.append(Mark(Stage.FINISHED, now, lease.attempt))
+        request.marks.append((Stage.FINISHED, now, lease.attempt))
         return [Close(lease.rid, outcome, _record(request, outcome, detail, lease.attempt), detail=detail)]
 
     # ------------------------------------------------------------------ bookkeeping
 
     def _mark(self, rid: str, now: float, *stages: Stage) -> None:
         request = self._requests[rid]
-        request.marks += [Mark(stage, now, len(request.placements)) for stage in stages]
+        request.marks += [(stage, now, len(request.placements)) for stage in stages]
 
     def _take(self, request: _Routed, worker: RouterWorker, leg: Leg) -> Lease:
         self._clock += 1

@@ -159,7 +159,7 @@ def _outcomes(records: Iterable[RequestRecord]) -> dict[str, int]:
 def _stages(records: Iterable[RequestRecord]) -> dict[str, Spread]:
     spent: dict[str, list[float]] = {}
     for record in records:
-        for stage, seconds in sorted(stage_seconds(record, record.ended_at or record.marks[-1].at).items()):
+        for stage, seconds in sorted(stage_seconds(record, record.ended_at or record.marks[-1][1]).items()):
             spent.setdefault(stage.name, []).append(seconds)
     found: Mapping[str, Spread | None] = {name: spread(values) for name, values in spent.items()}
     return {name: values for name, values in found.items() if values is not None}

@@ -51,7 +51,7 @@ def row(record: RequestRecord, now: float, offset: float) -> Row:
         model=record.model[:MAX_TEXT],
         mode=None if record.mode is None else record.mode.value,
         arrived=round(begin + offset, 6),
-        stage=record.marks[-1].stage.name,
+        stage=record.marks[-1][0].name,
         outcome=None if record.outcome is None else record.outcome.value,
         error=None if record.error is None else record.error.value,
         ttft_s=None if first is None else round(first - begin, 6),

@@ -12,7 +12,6 @@ from omni_proxy.apc.feed import FeedCounts, FeedReading
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import (
     Leg,
-    Mark,
     Mode,
     Outcome,
     Placement,
@@ -34,7 +33,7 @@ def record(predicted: int | None, reported: int | None, mode: Mode = Mode.SEQUEN
         endpoint="chat",
         stream=True,
         mode=mode,
-        marks=(Mark(Stage.RECEIVED, 0.0, 0),),
+        marks=((Stage.RECEIVED, 0.0, 0),),
         prefill_done_at=None,
         first_token_at=None,
         outcome=Outcome.COMPLETED,

@@ -65,7 +65,7 @@ GONE = ErrorCode.CLIENT_GONE
 
 
 def visited(record: RequestRecord) -> list[Stage]:
-    return [mark.stage for mark in record.marks]
+    return [stage for stage, _, _ in record.marks]
 
 
 def to_decode(rid: str, prefill: str, decode: str) -> list[Step]:
@@ -95,7 +95,7 @@ def test_sequential() -> None:
         ],
     )
     assert_idle(core)
-    assert [(m.stage, m.at) for m in record.marks] == [
+    assert [(stage, at) for stage, at, _ in record.marks] == [
         (Stage.RECEIVED, 1.0),
         (Stage.TOKENIZING, 1.0),
         (Stage.PREFILL_WAITING, 2.0),

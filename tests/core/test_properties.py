@@ -169,7 +169,7 @@ class Audit:
         assert record.ended_at is not None
         assert all(begin <= end for _, begin, end in stage_spans(record, record.ended_at))
         assert all(seconds <= record.ended_at - record.arrived_at for seconds in stage_seconds(record, 0.0).values())
-        assert [mark.at for mark in record.marks] == sorted(mark.at for mark in record.marks)
+        assert [at for _, at, _ in record.marks] == sorted(at for _, at, _ in record.marks)
 
 
 class World:

@@ -77,7 +77,7 @@ def test_it_goes_on_from_its_tokens_with_another_pair() -> None:
     assert (record.prompt_tokens, record.completion_tokens, record.cached_tokens) == (100, 60, 64)
     assert record.first_token_at == 1.0, "the client has waited for its first token once"
     assert timeline(record, 4.0, 0.0)["resumes"] == [{"start_s": 2.0, "worker": "d0", "tokens": 40}]
-    stages = [mark.stage for mark in record.marks]
+    stages = [stage for stage, _, _ in record.marks]
     assert stages.count(Stage.PREFILL_SCHEDULED) == stages.count(Stage.DECODE_SCHEDULED) == 2
     assert_idle(core)
 

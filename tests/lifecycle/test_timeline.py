@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.timeline import stage_seconds, stage_spans
-from omni_proxy.messages import Mark, Mode, Outcome, RequestRecord, Stage
+from omni_proxy.messages import Mode, Outcome, RequestRecord, Stage
 from tests.core.steps import spec
 
 S = Stage
@@ -14,7 +14,7 @@ S = Stage
 
 def record(mode: Mode, *marks: tuple[Stage, float], prefill_done_at: float | None = None) -> RequestRecord:
     empty = Request("r", spec(), 0.0).record(Outcome.COMPLETED, None, "")
-    taken = tuple(Mark(stage, at, 0) for stage, at in marks)
+    taken = tuple((stage, at, 0) for stage, at in marks)
     return replace(empty, mode=mode, marks=taken, prefill_done_at=prefill_done_at)
 
 

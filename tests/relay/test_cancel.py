@@ -38,7 +38,7 @@ async def ask(rig: Rig, stream: bool = True) -> RawClient:
 
 async def reaches(rig: Rig, stage: Stage, count: int = 1) -> None:
     async with asyncio.timeout(5):
-        while sum(r.marks[-1].stage is stage for r in rig.gateway.scheduling.live()) < count:
+        while sum(r.marks[-1][0] is stage for r in rig.gateway.scheduling.live()) < count:
             await asyncio.sleep(0.002)
 
 

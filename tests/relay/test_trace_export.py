@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from omni_proxy.cli import main
-from omni_proxy.messages import Leg, Mark, Mode, Outcome, Placement, RequestRecord, Stage
+from omni_proxy.messages import Leg, Mode, Outcome, Placement, RequestRecord, Stage
 from omni_proxy.observe.chrome_trace import chrome_trace
 from tests.relay.conftest import Start
 
@@ -47,18 +47,18 @@ def check_format(trace: dict[str, Any]) -> list[dict[str, Any]]:
 
 def record(name: str, begin: float, mode: Mode = Mode.SEQUENTIAL, ended: bool = True) -> RequestRecord:
     marks = [
-        Mark(Stage.RECEIVED, begin, 0),
-        Mark(Stage.PREFILL_WAITING, begin + 0.1, 0),
-        Mark(Stage.PREFILL_SCHEDULED, begin + 0.2, 1),
+        (Stage.RECEIVED, begin, 0),
+        (Stage.PREFILL_WAITING, begin + 0.1, 0),
+        (Stage.PREFILL_SCHEDULED, begin + 0.2, 1),
     ]
     if mode is Mode.PARALLEL:
-        marks += [Mark(Stage.DECODE_SCHEDULED, begin + 0.2, 2), Mark(Stage.PREFILL_RUNNING, begin + 0.3, 1)]
+        marks += [(Stage.DECODE_SCHEDULED, begin + 0.2, 2), (Stage.PREFILL_RUNNING, begin + 0.3, 1)]
     else:
-        marks += [Mark(Stage.PREFILL_RUNNING, begin + 0.3, 1), Mark(Stage.DECODE_WAITING, begin + 1.0, 1)]
-        marks += [Mark(Stage.DECODE_SCHEDULED, begin + 1.1, 2)]
-    marks += [Mark(Stage.DECODE_RUNNING, begin + 1.2, 2)]
+        marks += [(Stage.PREFILL_RUNNING, begin + 0.3, 1), (Stage.DECODE_WAITING, begin + 1.0, 1)]
+        marks += [(Stage.DECODE_SCHEDULED, begin + 1.1, 2)]
+    marks += [(Stage.DECODE_RUNNING, begin + 1.2, 2)]
     if ended:
-        marks += [Mark(Stage.FINISHED, begin + 2.0, 2)]
+        marks += [(Stage.FINISHED, begin + 2.0, 2)]
     return RequestRecord(
         rid=name,
         external_id=name,

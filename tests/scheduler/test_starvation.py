@@ -44,4 +44,4 @@ def test_nobody_waits_longer_than_the_timeout_and_what_was_begun(order: str, see
 
 
 def _sent_at(record: RequestRecord) -> float:
-    return next(mark.at for mark in record.marks if mark.stage is Stage.PREFILL_SCHEDULED)
+    return next(at for stage, at, _ in record.marks if stage is Stage.PREFILL_SCHEDULED)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_proxy.messages import Mark, Mode, Outcome, RequestRecord, Stage
+from omni_proxy.messages import Mode, Outcome, RequestRecord, Stage
 from omni_proxy.ui.points import MOST_RECORDS, Limits, history, is_good, percentile, point, tpot_s
 
 LIMITS = Limits(1.0, 0.1)
@@ -17,7 +17,7 @@ def record(
 ) -> RequestRecord:
     usual: dict[str, Any] = {
         "rid": "r", "external_id": "e", "model": "m", "endpoint": "/v1/chat/completions", "stream": True,
-        "mode": Mode.SEQUENTIAL, "marks": (Mark(Stage.RECEIVED, begin, 1), Mark(Stage.FINISHED, begin + end, 1)),
+        "mode": Mode.SEQUENTIAL, "marks": ((Stage.RECEIVED, begin, 1), (Stage.FINISHED, begin + end, 1)),
         "prefill_done_at": None, "first_token_at": None if first is None else begin + first,
         "outcome": Outcome.COMPLETED, "error": None, "detail": "", "placements": (), "attempts": 2,
         "prompt_tokens": 100, "cached_tokens": 40, "completion_tokens": tokens,
