@@ -86,6 +86,14 @@ def pump() -> list[Extension]:
     return [Extension("omni_proxy.relay._pump", sources=["omni_proxy/relay/pump.c"], optional=True)]
 
 
+def body_scan() -> list[Extension]:
+    """What reads large bodies in one pass; without it msgspec does, at a sixth of the speed."""
+    if os.environ.get("OMNI_PURE") == "1":
+        return []
+    sources, flags = ["omni_proxy/body_scan.c"], ["-O3"]
+    return [Extension("omni_proxy._body_scan", sources=sources, extra_compile_args=flags, optional=True)]
+
+
 setup(
     ext_modules=[
         Extension(
@@ -99,6 +107,7 @@ setup(
             optional=True,
         ),
         *pump(),
+        *body_scan(),
         *compiled_modules(),
     ]
 )

@@ -7,7 +7,7 @@ and large integers reach the worker unchanged, and an edit touches nothing but i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -62,6 +62,18 @@ INTERNAL_FIELDS: Final = frozenset(
 """Fields with which workers talk about KV, and by which they know a request: never taken from a client."""
 
 
+_Scan = Callable[[bytes, str, bool, type[Raw]], tuple[Fields, int, int, bool] | None]
+try:
+    from omni_proxy._body_scan import scan
+
+    _scan: _Scan | None = scan
+except ImportError:  # not built: then msgspec does all
+    _scan = None
+
+_OF_MESSAGES: Final = frozenset({CHAT, MESSAGES})
+_TEXTS: Final = {COMPLETIONS: "prompt", RESPONSES: "input"}
+_STANDS_FOR: Final[tuple[bytes, ...]] = (b'""', b'[{"role":""}]')
+"""What stands for a text and for messages where these were looked at already."""
 _LIST: Final = ord("[")
 _TOP = msgspec.json.Decoder(Fields)
 _CHAT = msgspec.json.Decoder(Chat)
@@ -97,7 +109,7 @@ def check_form(body: bytes, content_type: bytes) -> None:
 
 def _parse_generating(path: str, body: bytes) -> Call:
     try:
-        shown, fields = _decode(path, body)
+        shown, fields, has_parts = _decode(path, body)
     except msgspec.ValidationError as exc:
         raise _wrong_field(str(exc), body) from exc
     except _NOT_JSON as exc:
@@ -123,7 +135,7 @@ def _parse_generating(path: str, body: bytes) -> Call:
         whole=because is not None,
         whole_because=because,
         parts=prompts * samples if because is not None and _divides(shown) else 1,
-        has_parts=isinstance(shown, Chat) and _has_parts(shown.messages),
+        has_parts=has_parts,
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
     )
 
@@ -131,17 +143,26 @@ def _parse_generating(path: str, body: bytes) -> Call:
 _Shown = Chat | Completion | Messages | Responses
 
 
-def _decode(path: str, body: bytes) -> tuple[_Shown, Fields]:
+def _decode(path: str, body: bytes) -> tuple[_Shown, Fields, bool]:
+    """What the gateway reads of a body, its fields, and whether a message's content is a list of parts."""
+    if _scan is not None:
+        of_messages = path in _OF_MESSAGES
+        found = _scan(body, "messages" if of_messages else _TEXTS[path], of_messages, Raw)
+        if found is not None:
+            fields, begin, end, has_parts = found
+            return _shown(path, body[:begin] + _STANDS_FOR[of_messages] + body[end:]), fields, has_parts
     if not body.isascii():
         body.decode()  # fields that nobody reads here must be text all the same
-    shown: _Shown
+    shown = _shown(path, body)
+    return shown, _TOP.decode(body), isinstance(shown, Chat) and _has_parts(shown.messages)
+
+
+def _shown(path: str, body: bytes) -> _Shown:
     if path == CHAT:
-        shown = _CHAT.decode(body)
-    elif path == COMPLETIONS:
-        shown = _COMPLETION.decode(body)
-    else:
-        shown = _OTHERS[path].decode(body)
-    return shown, _TOP.decode(body)
+        return _CHAT.decode(body)
+    if path == COMPLETIONS:
+        return _COMPLETION.decode(body)
+    return _OTHERS[path].decode(body)
 
 
 def _has_parts(messages: list[Message]) -> bool:
@@ -246,20 +267,31 @@ def _count_prompts(prompt: str | list[int | str | list[int]]) -> int:
 
 
 _KEYS: Final = {
-    name: msgspec.json.encode(name) + b":"
+    name: b"," + msgspec.json.encode(name) + b":"
     for name in (
         *(field.encode_name for shape in (Chat, Completion, Responses) for field in msgspec.structs.fields(shape)),
         *INTERNAL_FIELDS,
         *("usage", "choices", "prompt_tokens_details", "cached_tokens", "ignore_eos", "seed", "top_k", "tools"),
     )
 }
-"""Names that come often, encoded once."""
+"""Names that come often, encoded once, each behind a comma."""
 
 
 def encode_fields(fields: Mapping[str, bytes | Raw]) -> bytes:
     """A JSON object from raw values."""
-    parts = [(_KEYS.get(name) or msgspec.json.encode(name) + b":") + bytes(raw) for name, raw in fields.items()]
-    return b"{" + b",".join(parts) + b"}"
+    parts: list[bytes | Raw] = []
+    for name, raw in fields.items():
+        parts.append(_key(name))
+        parts.append(raw)  # prompts are large: nothing of them is copied before all is joined
+    if not parts:
+        return b"{}"
+    parts[0] = b"{" + _key(next(iter(fields)))[1:]
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def _key(name: str) -> bytes:
+    return _KEYS.get(name) or b"," + msgspec.json.encode(name) + b":"
 
 
 def append_fields(call: Call, extra: Iterable[tuple[str, bytes | Raw]]) -> bytes:
@@ -268,10 +300,15 @@ def append_fields(call: Call, extra: Iterable[tuple[str, bytes | Raw]]) -> bytes
     Fields that the client sent itself under the same name are replaced where they stand.
     """
     added = dict(extra)
+    if not added and not call.tampered:
+        return call.body
     if call.tampered or not added.keys().isdisjoint(call.fields):
         kept: dict[str, bytes | Raw] = {k: v for k, v in call.fields.items() if k not in INTERNAL_FIELDS}
         return encode_fields(kept | added)
-    if not added:
-        return call.body
-    tail = b",".join(b'"%b":%b' % (name.encode(), bytes(raw)) for name, raw in added.items())
-    return b"%b,%b}" % (call.body.rstrip()[:-1], tail)
+    body = call.body
+    parts: list[bytes | Raw | memoryview] = [memoryview(body)[: body.rindex(b"}")]]
+    for name, raw in added.items():
+        parts.append(_key(name))
+        parts.append(raw)
+    parts.append(b"}")
+    return b"".join(parts)
