@@ -285,7 +285,7 @@ def encode_fields(fields: Mapping[str, bytes | Raw]) -> bytes:
         parts.append(raw)  # prompts are large: nothing of them is copied before all is joined
     if not parts:
         return b"{}"
-    parts[0] = b"{" + _key(next(iter(fields)))[1:]
+    parts[0] = b"{" + parts[0][1:]
     parts.append(b"}")
     return b"".join(parts)
 

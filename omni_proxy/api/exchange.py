@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from omni_proxy.api.foresight import Kept
     from omni_proxy.api.legs import Leg
     from omni_proxy.api.resumption import Resumption
+    from omni_proxy.api.said import Said
     from omni_proxy.api.timing import Timing
     from omni_proxy.api.trace_context import TraceContext
     from omni_proxy.relay.pump import Passage
@@ -109,6 +110,7 @@ class Exchange:
         "resumption",
         "rid",
         "room",
+        "said",
         "slow_since",
         "spec",
         "status",
@@ -138,6 +140,8 @@ class Exchange:
         self.call: Call | None = None
         self.forward = b""
         """The client's headers that go to workers, as header lines."""
+        self.said: Said | None = None
+        """What its headers say."""
         self.spec: RequestSpec | None = None
         """What the core was told of this request."""
         self.complete = False

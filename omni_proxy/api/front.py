@@ -24,10 +24,11 @@ from omni_proxy.access.gate import Gate
 from omni_proxy.api.bounds import Bounds, Crowd
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.guard import Guard
-from omni_proxy.api.hot import HotRequest, clean_id, forwarded, tokens_of
+from omni_proxy.api.hot import HotRequest, clean_id, tokens_of
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
-from omni_proxy.api.timing import timing_of
-from omni_proxy.api.whole import WholeRequest, read_whole
+from omni_proxy.api.said import Said
+from omni_proxy.api.timing import Timing
+from omni_proxy.api.whole import WholeHead, WholeRequest, read_whole
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
 from omni_proxy.relay.pump import Passage
@@ -80,6 +81,9 @@ class FrontProtocol(HttpToolsProtocol):
         self.peer = ""
         self.passage: Passage | None = None
         """The pump writes to the socket; it is asked to stop before anybody else does."""
+        self._last_head: WholeHead | None = None
+        self._said: Said | None = None
+        """What the headers said that were read last."""
 
     # ---------------------------------------------------------------- asyncio protocol
 
@@ -102,10 +106,10 @@ class FrontProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._idle_since is not None and self._body_timer is None:
-            whole = read_whole(data)
+            whole = read_whole(data, self._last_head)
             if (
                 whole is not None
-                and len(whole.headers) <= self._bounds.headers
+                and len(whole.head.headers) < self._bounds.headers  # the length is none of them
                 and len(data) - len(whole.body) <= self._bounds.head_bytes
                 and not self.transport.is_closing()
             ):
@@ -127,7 +131,8 @@ class FrontProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             # Not from here: a row of short answers would call itself once for each.
             self.loop.call_soon(self._next_in_line)
@@ -287,8 +292,9 @@ class FrontProtocol(HttpToolsProtocol):
     def _take_whole(self, whole: WholeRequest) -> None:
         """Between two messages a whole request has come: the parser never sees it."""
         self._idle_since = None
-        exchange = self._edge.new_exchange(self, clean_id(whole.request_id), True, chunked=True)
-        hot = HotRequest(exchange, whole.path, whole.headers, True)
+        head = self._last_head = whole.head
+        exchange = self._edge.new_exchange(self, clean_id(head.request_id), True, chunked=True)
+        hot = HotRequest(exchange, head.path, head.headers, True)
         hot.size = len(whole.body)
         hot.read = True
         self.cycle = hot  # type: ignore[assignment]
@@ -327,8 +333,12 @@ class FrontProtocol(HttpToolsProtocol):
         body = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
         hot.body = []
         exchange.kept_alive = hot.keep_alive
-        exchange.forward, exchange.user_agent = forwarded(hot.headers, self.peer, self._gate.on)
-        exchange.timing = timing_of(exchange.forward)
+        said, keyed = self._said, self._gate.on
+        if said is None or said.headers is not hot.headers or said.keyed is not keyed:
+            said = self._said = Said(hot.headers, self.peer, keyed)
+        exchange.said, exchange.forward, exchange.user_agent = said, said.forward, said.user_agent
+        if said.timed:
+            exchange.timing = Timing()
         if self._edge.traces is not None:
             exchange.trace, exchange.forward = self._edge.traces.begin(exchange.forward)
         try:

@@ -82,6 +82,7 @@ class Intake:
             part.call, part.path, part.tenant = single, exchange.path, exchange.tenant
             part.worker_id = b"%b-%d" % (exchange.worker_id, number)
             part.forward, part.user_agent = exchange.forward, exchange.user_agent
+            part.said = exchange.said
             part.encoded, part.slow_since = exchange.encoded, exchange.slow_since
             part.encode_s = exchange.encode_s
             part.spec = request_spec(part, single, len(single.body), self.counts_tokens(single.model))

@@ -43,10 +43,10 @@ class Timing:
         return b"x-omni-timing", ", ".join([f"{name};dur={s * 1e3:.3f}" for name, s in spans.items()]).encode()
 
 
-def timing_of(forward: bytes) -> Timing | None:
-    """A clock where the client asks for one; `forward`: its header lines."""
+def asks_for_timing(forward: bytes) -> bool:
+    """Does the client want to see where the time goes? `forward`: its header lines."""
     at = forward.find(ASKED)
     if at < 0 or (at and forward[at - 2 : at] != b"\r\n"):
-        return None
+        return False
     asked = forward[at + len(ASKED) : forward.index(b"\r\n", at)].strip().lower()
-    return Timing() if asked in (b"1", b"true") else None
+    return asked in (b"1", b"true")

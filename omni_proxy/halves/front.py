@@ -14,6 +14,7 @@ from typing import Any
 from omni_proxy.access.gate import Gate
 from omni_proxy.access.shared import Counts
 from omni_proxy.api.edge import Edge
+from omni_proxy.api.ended import ending_of
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import FrontServer
 from omni_proxy.api.trace_context import TraceContexts
@@ -21,7 +22,6 @@ from omni_proxy.config import Config, ConfigError
 from omni_proxy.errors import Rejected
 from omni_proxy.messages import Close, Event
 from omni_proxy.observe.edge_news import EdgeNews
-from omni_proxy.observe.log_lines import Ending
 from omni_proxy.parts import (
     access_log,
     callback_server,
@@ -147,17 +147,17 @@ class Front:
             ids = trace.trace_id, trace.parent_id, trace.span_id
             self._spans.ended(*ids, close.record, exchange.status or 499, time.monotonic())
         if self._log is not None:
-            self._log.write(_ending(exchange, close.error), close.record, time.monotonic())
+            self._log.write(ending_of(exchange, close.error), close.record, time.monotonic())
 
     def _answered(self, exchange: Exchange) -> None:
         """Without a worker, and so without a record."""
         if self._log is not None:
-            self._log.write(_ending(exchange, None), None, time.monotonic())
+            self._log.write(ending_of(exchange, None), None, time.monotonic())
 
     def _rejected(self, exchange: Exchange, rejected: Rejected) -> None:
         self._count_rejected(exchange.path.decode(), rejected.code.value)
         if self._log is not None:
-            self._log.write(_ending(exchange, rejected.code), None, time.monotonic())
+            self._log.write(ending_of(exchange, rejected.code), None, time.monotonic())
 
 
 def _tokens_used(exchange: Exchange, close: Close) -> int:
@@ -165,16 +165,3 @@ def _tokens_used(exchange: Exchange, close: Close) -> int:
     if answer is None:
         answer = exchange.bytes_out // STREAM_BYTES_PER_TOKEN if close.record.stream else 0
     return close.record.prompt_tokens + answer
-
-
-def _ending(exchange: Exchange, error: str | None) -> Ending:
-    return Ending(
-        exchange.request_id.decode(),
-        exchange.peer,
-        "POST",
-        exchange.path.decode("ascii", "replace"),
-        exchange.status or 499,
-        exchange.bytes_out,
-        exchange.user_agent,
-        None if error is None else str(error),
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from omni_proxy.workers.head import read_line
+from omni_proxy.workers.head import DIFFER, read_line
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest answer head that is read; more is garbage. The same goes for a line of chunk size, and for trailers."""
@@ -17,6 +17,8 @@ _START: Final = b"HTTP/1."
 _HEX: Final = b"0123456789abcdefABCDEF"
 _MAX_DIGITS: Final = 15
 _MAX_FRAMED_DIGITS: Final = 7
+_MAX_HEADS: Final = 256
+_MAX_REMEMBERED: Final = 1 << 10
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _EXTENSION: Final = rf'{_TOKEN}(?:=(?:{_TOKEN}|"[^"\\\x00-\x1f\x7f]*"))?'
 _EXTENSIONS: Final = re.compile(f"{_EXTENSION}(?:;{_EXTENSION})*".encode())
@@ -35,6 +37,29 @@ _COMPLETE: Final = 7
 
 class BadAnswer(Exception):
     """It is not HTTP/1.1, or says two things at once."""
+
+
+class _Head:
+    """What the head of an answer says. Headers are shared by all answers with this head."""
+
+    __slots__ = ("headers", "keep", "left", "state", "status")
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], keep: bool, length: int, chunked: bool) -> None:
+        self.status = status
+        self.headers = headers
+        self.left = 0
+        self.state = _UNTIL_EOF
+        if status in _BODYLESS or length == 0:
+            self.state = _COMPLETE
+        elif chunked:
+            self.state = _CHUNK_SIZE
+        elif length > 0:
+            self.state, self.left = _LENGTH, length
+        self.keep = keep and self.state != _UNTIL_EOF
+
+
+_heads: Final[dict[bytes, _Head]] = {}
+"""Heads that were read before: a worker writes the same again and again, but for the length. Bounded."""
 
 
 class AnswerReader:
@@ -104,49 +129,16 @@ class AnswerReader:
                 return b""
             if end > MAX_HEAD_BYTES:
                 raise BadAnswer("head too large")
-            lines = data[:end].split(b"\r\n")
-            data = data[end + 4 :]
-            status = _status(lines[0])
-            if status >= 200:
-                self._understand(status, lines)
+            whole, data = data[:end], data[end + 4 :]
+            head = _heads.get(whole) or _understand(whole)
+            if head.status >= 200:
+                self.status, self.headers, self.keep = head.status, head.headers, head.keep
+                self._state, self._left = head.state, head.left
                 return data
-            if status == 101:
+            if head.status == 101:
                 raise BadAnswer("switches to another protocol")
             if not data:
                 return data
-
-    def _understand(self, status: int, lines: list[bytes]) -> None:
-        headers: list[tuple[bytes, bytes]] = []
-        length, chunked = -1, False
-        keep = lines[0][7:8] == b"1"
-        for line in lines[1:]:
-            header = read_line(line)
-            if header is None:
-                raise BadAnswer("a line of the head is no header")
-            name, value = header
-            if name == b"content-length":
-                if length >= 0 or not value.isdigit() or len(value) > _MAX_DIGITS:
-                    raise BadAnswer("content-length")
-                length = int(value)
-            elif name == b"transfer-encoding":
-                if chunked or value.lower() != b"chunked":
-                    raise BadAnswer("transfer-encoding")
-                chunked = True
-            elif name == b"connection":
-                options = [option.strip() for option in value.lower().split(b",")]
-                keep = b"close" not in options and (keep or b"keep-alive" in options)
-            headers.append(header)
-        if chunked and length >= 0:
-            raise BadAnswer("both content-length and transfer-encoding")
-        self.status, self.headers, self.keep = status, headers, keep
-        if status in _BODYLESS or length == 0:
-            self._state = _COMPLETE
-        elif chunked:
-            self._state = _CHUNK_SIZE
-        elif length > 0:
-            self._state, self._left = _LENGTH, length
-        else:
-            self._state, self.keep = _UNTIL_EOF, False
 
     # ------------------------------------------------------------------------ body
 
@@ -218,6 +210,44 @@ class AnswerReader:
                 raise BadAnswer("trailers too large")
         else:
             self._state = _COMPLETE
+
+
+def _understand(whole: bytes) -> _Head:
+    """What a head says. Raises BadAnswer."""
+    lines = whole.split(b"\r\n")
+    status = _status(lines[0])
+    if status < 200:
+        return _Head(status, [], True, 0, False)
+    headers: list[tuple[bytes, bytes]] = []
+    length, chunked, repeats = -1, False, True
+    keep = lines[0][7:8] == b"1"
+    for line in lines[1:]:
+        header = read_line(line)
+        if header is None:
+            raise BadAnswer("a line of the head is no header")
+        name, value = header
+        if name == b"content-length":
+            if length >= 0 or not value.isdigit() or len(value) > _MAX_DIGITS:
+                raise BadAnswer("content-length")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            if chunked or value.lower() != b"chunked":
+                raise BadAnswer("transfer-encoding")
+            chunked = True
+        elif name == b"connection":
+            options = [option.strip() for option in value.lower().split(b",")]
+            keep = b"close" not in options and (keep or b"keep-alive" in options)
+        elif name in DIFFER:
+            repeats = False
+        headers.append(header)
+    if chunked and length >= 0:
+        raise BadAnswer("both content-length and transfer-encoding")
+    head = _Head(status, headers, keep, length, chunked)
+    if repeats and len(whole) <= _MAX_REMEMBERED:
+        if len(_heads) >= _MAX_HEADS:
+            _heads.clear()
+        _heads[whole] = head
+    return head
 
 
 def _status(line: bytes) -> int:

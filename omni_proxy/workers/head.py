@@ -11,7 +11,8 @@ _LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([\t\x20-\x7e
 _LENGTH: Final[tuple[bytes, ...]] = (b"content-length: ", b"Content-Length: ")
 _MAX_LINES: Final = 1024
 _MAX_LINE: Final = 160
-_DIFFER: Final = frozenset({b"content-length", b"x-request-id", b"traceparent", b"authorization", b"cookie"})
+SECRETS: Final = frozenset({b"authorization", b"cookie", b"set-cookie"})
+DIFFER: Final = frozenset({b"content-length", b"x-request-id", b"traceparent"}) | SECRETS
 """Differ from request to request, or are secrets: not worth remembering, or better forgotten."""
 _lines: Final[dict[bytes, Header]] = {}
 """Lines that were read before: most headers are the same in every message. Bounded."""
@@ -30,7 +31,7 @@ def read_line(line: bytes) -> Header | None:
         return None
     name, text = found.groups()
     header = (name.lower(), text.rstrip(b" \t"))
-    if len(line) <= _MAX_LINE and header[0] not in _DIFFER:
+    if len(line) <= _MAX_LINE and header[0] not in DIFFER:
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
         _lines[line] = header

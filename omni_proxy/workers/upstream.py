@@ -151,6 +151,10 @@ class Upstreams(Mapping[str, Upstream]):
     def __getitem__(self, name: str) -> Upstream:
         return self._upstreams[name]
 
+    def get(self, name: str, default: Upstream | None = None) -> Upstream | None:  # type: ignore[override]
+        """As of any mapping, but not in Python and by an exception."""
+        return self._upstreams.get(name, default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._upstreams)
 

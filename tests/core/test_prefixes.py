@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proxy.api.hot import session_of, tenant_of, ttft_target_of
+from omni_proxy.api.said import session_of, tenant_of, ttft_target_of
 from omni_proxy.call import CHAT, parse_call
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.errors import Rejected

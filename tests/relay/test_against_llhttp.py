@@ -83,8 +83,10 @@ def test_a_whole_request_is_one_for_llhttp_too(data: bytes) -> None:
     parser = httptools.HttpRequestParser(parsed)
     parser.feed_data(data)
     assert (parsed.begun, parsed.heads, parsed.ended) == (1, 1, 1)
-    assert (parsed.url, parsed.body) == (whole.path, whole.body)
-    assert [(name, value.strip(b" \t")) for name, value in parsed.headers] == whole.headers
+    head = whole.head
+    assert (parsed.url, parsed.body) == (head.path, whole.body)
+    others = [(name, value.strip(b" \t")) for name, value in parsed.headers if name != b"content-length"]
+    assert others == head.headers
     assert parser.get_method() == b"POST"
     assert parser.should_keep_alive()
     assert not parser.should_upgrade()
@@ -93,7 +95,33 @@ def test_a_whole_request_is_one_for_llhttp_too(data: bytes) -> None:
 def test_the_usual_request_is_recognised() -> None:
     whole = read_whole(ROUTE + b"\r\nHost: x\r\nX-Request-Id: i\r\ncontent-length: 2\r\n\r\n{}")
     assert whole is not None
-    assert (whole.path, whole.request_id, whole.body) == (b"/v1/chat/completions", b"i", b"{}")
+    assert (whole.head.path, whole.head.request_id, whole.body) == (b"/v1/chat/completions", b"i", b"{}")
+
+
+@given(requests(), requests())
+@settings(max_examples=400)
+@example(ROUTE + b"\r\ncontent-length: 2 \r\na: 7\r\n\r\n{}", ROUTE + b"\r\ncontent-length: 0 \r\na: 7\r\n\r\n")
+@example(ROUTE + b"\r\ncontent-length: 2\r\n\r\n{}", ROUTE + b"\r\ncontent-length: \r\n\r\n")
+@example(ROUTE + b"\r\ncontent-length: 2\r\n\r\n{}", ROUTE + b"\r\ncontent-length: 0000000000002\r\n\r\n{}")
+def test_a_head_like_the_one_before_is_read_as_any_other(first: bytes, second: bytes) -> None:
+    before = read_whole(first)
+    if before is None:
+        return
+    for data in (first, second, first.replace(b": 3", b": 3 ")):
+        again, anew = read_whole(data, before.head), read_whole(data)
+        assert (again is None) == (anew is None)
+        if again is not None and anew is not None:
+            assert (again.head.path, again.head.headers) == (anew.head.path, anew.head.headers)
+            assert (again.head.request_id, again.body) == (anew.head.request_id, anew.body)
+
+
+def test_a_head_that_repeats_is_not_read_again() -> None:
+    first = read_whole(ROUTE + b"\r\nContent-Length: 2\r\nHost: x\r\n\r\n{}")
+    assert first is not None
+    second = read_whole(ROUTE + b'\r\nContent-Length: 11\r\nHost: x\r\n\r\n{"a":"bcd"}', first.head)
+    assert second is not None
+    assert second.head is first.head
+    assert second.body == b'{"a":"bcd"}'
 
 
 @st.composite
