@@ -24,10 +24,9 @@ from omni_proxy.access.gate import Gate
 from omni_proxy.api.bounds import Bounds, Crowd
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.guard import Guard
-from omni_proxy.api.hot import HotRequest, clean_id, tokens_of
+from omni_proxy.api.hot import HotRequest, clean_id, let_go, let_in, whole_request
 from omni_proxy.api.http_out import JSON_TYPE, error_json, head
-from omni_proxy.api.said import Said
-from omni_proxy.api.timing import Timing
+from omni_proxy.api.said import Said, said_in
 from omni_proxy.api.whole import WholeHead, WholeRequest, read_whole
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
@@ -100,7 +99,7 @@ class FrontProtocol(HttpToolsProtocol):
         self._crowd.leave(self.peer)
         hot, self._answering = self._answering, None
         if hot is not None:
-            self._let_go(hot)
+            let_go(hot, self._gate)
             self._edge.client_left(hot.exchange)
         super().connection_lost(exc)
 
@@ -253,7 +252,7 @@ class FrontProtocol(HttpToolsProtocol):
         self.cycle = hot  # type: ignore[assignment]
         hot.expects = self.expect_100_continue and version != "1.0"
         try:
-            self._let_in(hot)
+            let_in(hot, self._gate, self._guard)
         except Rejected as exc:
             hot.refused, hot.refusal = True, exc
         if before is not None and not before.response_complete:
@@ -270,39 +269,17 @@ class FrontProtocol(HttpToolsProtocol):
         elif hot.expects:
             self.transport.write(_CONTINUE)
 
-    def _let_in(self, hot: HotRequest) -> None:
-        """Before the body is read: is the route served, and whose key is shown? Raises Rejected."""
-        exchange = hot.exchange
-        exchange.path = hot.path
-        path = hot.path.decode()
-        if not self._guard.serves(path):
-            raise Rejected(ErrorCode.NOT_FOUND, f"There is no route {path}.")
-        if self._gate.on:
-            exchange.tenant = self._gate.who(hot.headers)
-            if exchange.request_id != exchange.rid.encode():
-                # Tenants must not be able to ask for the ids of one another's requests.
-                exchange.worker_id = b"%b-%b" % (exchange.request_id, exchange.rid.encode())
-
-    def _let_go(self, hot: HotRequest) -> None:
-        """A request's answer has ended: what was set aside for it is its tenant's again."""
-        grant, hot.exchange.grant = hot.exchange.grant, None
-        if grant is not None:
-            self._gate.ended(grant)
-
     def _take_whole(self, whole: WholeRequest) -> None:
         """Between two messages a whole request has come: the parser never sees it."""
         self._idle_since = None
         head = self._last_head = whole.head
         exchange = self._edge.new_exchange(self, clean_id(head.request_id), True, chunked=True)
-        hot = HotRequest(exchange, head.path, head.headers, True)
-        hot.size = len(whole.body)
-        hot.read = True
+        hot = whole_request(exchange, whole)
         self.cycle = hot  # type: ignore[assignment]
-        if hot.size > self._bounds.body_bytes:
+        if len(whole.body) > self._bounds.body_bytes:
             self._refuse_body(hot)
             self.transport.close()
             return
-        hot.body.append(whole.body)
         self._start_hot(hot)
 
     def _next_in_line(self) -> None:
@@ -328,33 +305,10 @@ class FrontProtocol(HttpToolsProtocol):
                 self.transport.write(_CONTINUE)
 
     def _start_hot(self, hot: HotRequest) -> None:
-        exchange = hot.exchange
         self._answering = hot
-        body = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
-        hot.body = []
-        exchange.kept_alive = hot.keep_alive
-        said, keyed = self._said, self._gate.on
-        if said is None or said.headers is not hot.headers or said.keyed is not keyed:
-            said = self._said = Said(hot.headers, self.peer, keyed)
-        exchange.said, exchange.forward, exchange.user_agent = said, said.forward, said.user_agent
-        if said.timed:
-            exchange.timing = Timing()
-        if self._edge.traces is not None:
-            exchange.trace, exchange.forward = self._edge.traces.begin(exchange.forward)
-        try:
-            if not exchange.path:
-                self._let_in(hot)
-            call = self._edge.intake.read(hot, body)
-            if exchange.tenant:
-                may_use = tokens_of(call, len(body))
-                exchange.grant, exchange.more_headers = self._gate.admit(exchange.tenant, may_use)
-        except Rejected as exc:
-            self._edge.reject(exchange, exc)
-            return
-        exchange.call = call
-        if self.flow.write_paused:
-            self._edge.client_slow(exchange)  # it has not taken the answers before this one
-        self._edge.intake.begin(exchange, call)
+        said = self._said = said_in(hot.headers, self.peer, self._gate.on, self._said)
+        # It may not have taken the answers before this one.
+        self._edge.intake.start(hot, said, self._gate, self._guard, self.flow.write_paused)
 
     # ------------------------------------------------------------- the exchange's client
 
@@ -381,8 +335,7 @@ class FrontProtocol(HttpToolsProtocol):
         hot, self._answering = self._answering, None
         if hot is None:
             return
-        self._let_go(hot)
-        hot.response_complete = True
+        let_go(hot, self._gate)
         if close or not hot.keep_alive:
             self.transport.close()
         self.on_response_complete()

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from omni_proxy.access.gate import Gate
 from omni_proxy.api.exchange import Exchange
+from omni_proxy.api.guard import Guard
 from omni_proxy.api.said import MAX_REQUEST_ID
+from omni_proxy.api.whole import WholeRequest
 from omni_proxy.call import GENERATING, Call, check_form, parse_call
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import RequestSpec
@@ -62,6 +65,37 @@ class HotRequest:
         self.response_complete = False
         self.disconnected = False
         self.message_event = _NoEvent()
+
+
+def whole_request(exchange: Exchange, whole: WholeRequest) -> HotRequest:
+    """A request that was read whole."""
+    hot = HotRequest(exchange, whole.head.path, whole.head.headers, True)
+    hot.body.append(whole.body)
+    hot.size = len(whole.body)
+    hot.read = True
+    return hot
+
+
+def let_in(hot: HotRequest, gate: Gate, guard: Guard) -> None:
+    """Before the body is read: is the route served, and whose key is shown? Raises Rejected."""
+    exchange = hot.exchange
+    exchange.path = hot.path
+    path = hot.path.decode()
+    if not guard.serves(path):
+        raise Rejected(ErrorCode.NOT_FOUND, f"There is no route {path}.")
+    if gate.on:
+        exchange.tenant = gate.who(hot.headers)
+        if exchange.request_id != exchange.rid.encode():
+            # Tenants must not be able to ask for the ids of one another's requests.
+            exchange.worker_id = b"%b-%b" % (exchange.request_id, exchange.rid.encode())
+
+
+def let_go(hot: HotRequest, gate: Gate) -> None:
+    """A request's answer has ended: what was set aside for it is its tenant's again."""
+    hot.response_complete = True
+    grant, hot.exchange.grant = hot.exchange.grant, None
+    if grant is not None:
+        gate.ended(grant)
 
 
 def clean_id(value: bytes) -> bytes:

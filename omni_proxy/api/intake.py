@@ -11,13 +11,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from omni_proxy.access.gate import Gate
 from omni_proxy.api.division import MAX_PARTS, divide, too_many
 from omni_proxy.api.encoding import EncodeFailed, Encoders, Encoding
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.family import Family, Part
-from omni_proxy.api.hot import HotRequest, read_call, request_spec
+from omni_proxy.api.guard import Guard
+from omni_proxy.api.hot import HotRequest, let_in, read_call, request_spec, tokens_of
 from omni_proxy.api.http_out import JSON_TYPE
+from omni_proxy.api.said import Said
 from omni_proxy.api.served import ServedModels
+from omni_proxy.api.timing import Timing
 from omni_proxy.call import TOKENIZE, Call
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import Arrived, Mode, Role
@@ -57,6 +61,31 @@ class Intake:
     def serve(self, served: ServedModels) -> None:
         """Use other names of models from now on."""
         self._served = served
+
+    def start(self, hot: HotRequest, said: Said, gate: Gate, guard: Guard, slow: bool) -> None:
+        """Serve a request that has been read; `slow`: its client does not take what is written."""
+        exchange = hot.exchange
+        body = hot.body[0] if len(hot.body) == 1 else b"".join(hot.body)
+        hot.body = []
+        exchange.kept_alive = hot.keep_alive
+        exchange.said, exchange.forward, exchange.user_agent = said, said.forward, said.user_agent
+        if said.timed:
+            exchange.timing = Timing()
+        if self._edge.traces is not None:
+            exchange.trace, exchange.forward = self._edge.traces.begin(exchange.forward)
+        try:
+            if not exchange.path:
+                let_in(hot, gate, guard)
+            call = self.read(hot, body)
+            if exchange.tenant:
+                exchange.grant, exchange.more_headers = gate.admit(exchange.tenant, tokens_of(call, len(body)))
+        except Rejected as exc:
+            self._edge.reject(exchange, exc)
+            return
+        exchange.call = call
+        if slow:
+            self._edge.client_slow(exchange)
+        self.begin(exchange, call)
 
     def read(self, hot: HotRequest, body: bytes) -> Call:
         """What a client asks. Raises Rejected."""

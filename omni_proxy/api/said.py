@@ -56,6 +56,12 @@ class Said:
         """Does the client ask where the time goes?"""
 
 
+def said_in(headers: list[tuple[bytes, bytes]], peer: str, keyed: bool, last: Said | None) -> Said:
+    """What headers say; `last`: what was said before, which may have been the same ones."""
+    again = last is not None and last.headers is headers and last.keyed is keyed
+    return last if again and last is not None else Said(headers, peer, keyed)
+
+
 def forwarded(headers: list[tuple[bytes, bytes]], peer: str, keyed: bool = False) -> tuple[bytes, bytes]:
     """Header lines for the workers, and the user agent for the access log. `keyed`: the client's key was for us."""
     options = [value for name, value in headers if name == b"connection"]

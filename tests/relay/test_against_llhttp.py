@@ -124,6 +124,20 @@ def test_a_head_that_repeats_is_not_read_again() -> None:
     assert second.body == b'{"a":"bcd"}'
 
 
+def test_a_workers_head_that_repeats_is_read_once_unless_it_has_secrets() -> None:
+    head = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\nx-repeats: yes\r\ncontent-length: 2\r\n%b\r\n"
+    for line, shared in ((b"", True), (b"Set-Cookie: a=b\r\n", False), (b"x-request-id: 7\r\n", False)):
+        first, second = AnswerReader(), AnswerReader()
+        bodies: list[bytes] = []
+        for reader, body in ((first, b"ab"), (second, b"cd")):
+            reader.feed(head % line + body, bodies)
+            assert reader.complete
+            assert reader.keep
+        assert bodies == [b"ab", b"cd"]
+        assert first.headers == second.headers
+        assert (first.headers is second.headers) is shared
+
+
 @st.composite
 def answers(draw: st.DrawFn) -> bytes:
     start = draw(
