@@ -71,6 +71,7 @@ def check_files() -> None:
     assert kernels is not None
     assert list((Path(kernels.origin or "").parent / "cpu" / "src").glob("*.cpp"))
     assert (omni_proxy.core.__file__ or "").endswith(".so"), "the hot path was not compiled"
+    assert importlib.util.find_spec("omni_proxy._body_scan") is not None, "the body scanner was not built"
     assert omni_proxy.relay.pump.BUILT or sys.platform != "linux", "the pump was not built"
 
 

@@ -75,6 +75,12 @@ def test_the_pump_is_built_in_every_install_and_may_be_missed(monkeypatch: pytes
         assert (pump.optional, [(ROOT / source).exists() for source in pump.sources]) == (True, [True])
 
 
-def test_a_pure_install_has_no_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_body_scanner_is_built_in_every_install_and_may_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("bdist_wheel", "editable_wheel", "build_ext"):
+        scanner = _extensions(monkeypatch, command)["omni_proxy._body_scan"]
+        assert (scanner.optional, [(ROOT / source).exists() for source in scanner.sources]) == (True, [True])
+
+
+def test_a_pure_install_has_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_PURE", "1")
-    assert "omni_proxy.relay._pump" not in _extensions(monkeypatch, "bdist_wheel")
+    assert not {"omni_proxy.relay._pump", "omni_proxy._body_scan"} & _extensions(monkeypatch, "bdist_wheel").keys()
