@@ -113,6 +113,52 @@ class Told:
             self.running -= 1
 
 
+class Breaking(Told):
+    """A source that breaks off in a way that nobody foresaw, or ends, so many times."""
+
+    def __init__(self, name: str, times: int, ends: bool, *candidates: Candidate) -> None:
+        super().__init__(name, *candidates)
+        self._times = times
+        self._ends = ends
+        self.begun = 0
+
+    async def run(self, found: Callable[[Sequence[Candidate]], None], failed: Callable[[str], None]) -> None:
+        self.begun += 1
+        if self.begun <= self._times:
+            found(self._candidates)
+            if self._ends:
+                return
+            raise KeyError("nobody foresaw this")
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("ends", "fault"), [(True, "it ended"), (False, "it broke off (KeyError: 'nobody foresaw this')")]
+)
+async def test_a_source_that_breaks_off_harms_no_other_and_is_started_again(ends: bool, fault: str) -> None:
+    used: list[tuple[str, list[str]]] = []
+    breaking = Breaking("dns x", 3, ends, entry("b", "http://10.0.0.2:80"))
+    steady = Told("file", entry("a", "http://10.0.0.1:80"))
+    finder = Finder(
+        [breaking, steady], lambda name, workers: used.append((name, [w.name for w in workers])), pauses_s=(0.01, 0.02)
+    )
+    task = asyncio.create_task(finder.run())
+    try:
+        await until(lambda: breaking.begun == 4)
+        assert steady.running == 1
+        assert sorted(used) == [("dns x", ["b"]), ("file", ["a"])], "what it said stays, and is said once"
+        assert (finder.states["dns x"].fault, finder.states["dns x"].failures) == (fault, 3)
+        assert finder.states["file"].fault is None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert steady.running == 0
+    finder.follow([])
+    finder.failed("dns x", "said too late")
+    finder.take("dns x", [entry("c", "http://10.0.0.3:80")])
+    assert used[-1][1] == []
+
+
 async def test_other_sources_take_over_while_it_runs() -> None:
     used: dict[str, list[str]] = {}
     old = [Told("file", entry("a", "http://10.0.0.1:80")), Told("dns x", entry("b", "http://10.0.0.2:80"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -14,6 +14,9 @@ from omni_proxy.workers.discovery.targets import Network
 from omni_proxy.workers.discovery.vetting import Candidate, Refused, Unusable, vet
 
 logger = logging.getLogger(__name__)
+
+PAUSES_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""Before a source that broke off is started again; one that ran for longer than the last begins anew with the first."""
 
 
 class Source(Protocol):
@@ -47,7 +50,9 @@ class Finder:
         use: Callable[[str, list[Worker]], None],
         own: Iterable[tuple[str, int]] = (),
         networks: Sequence[Network] | None = None,
+        pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
+        self._pauses_s = pauses_s
         self._sources = list(sources)
         self._use = use
         self._own = tuple(own)
@@ -87,16 +92,31 @@ class Finder:
         self._replaced.set()
 
     async def _follow(self, source: Source) -> None:
-        await source.run(lambda found: self.take(source.name, found), lambda reason: self.failed(source.name, reason))
+        """Again and again: one that breaks off leaves the others, and what it said last, as they are."""
+        name, breaks = source.name, 0
+        clock = asyncio.get_running_loop().time
+        while True:
+            begun = clock()
+            try:
+                await source.run(lambda found: self.take(name, found), lambda reason: self.failed(name, reason))
+                self.failed(name, "it ended")
+            except Exception as exc:
+                logger.exception("discovery %s broke off", name)
+                self.failed(name, f"it broke off ({type(exc).__name__}: {exc})")
+            breaks = 0 if clock() - begun > self._pauses_s[-1] else breaks
+            await asyncio.sleep(self._pauses_s[min(breaks, len(self._pauses_s) - 1)])
+            breaks += 1
 
     def take(self, name: str, found: Sequence[Candidate]) -> None:
-        """A source has said who is there."""
+        """A source has said who is there; one that has just been replaced says nothing."""
+        state = self.states.get(name)
+        if state is None:
+            return
         try:
             workers, refused = vet(name, found, self._own, self._networks)
         except Unusable as exc:
             self.failed(name, str(exc))
             return
-        state = self.states[name]
         for one in refused:
             if one not in self._refused.get(name, ()):
                 logger.warning("discovery %s: %s is refused: %s", name, one.name, one.reason)
@@ -110,7 +130,9 @@ class Finder:
 
     def failed(self, name: str, reason: str) -> None:
         """A source cannot be used now: what it said last stays."""
-        state = self.states[name]
+        state = self.states.get(name)
+        if state is None:
+            return
         state.failures += 1
         if state.fault != reason:
             logger.warning("discovery %s: %s; its last good state stays", name, reason)
