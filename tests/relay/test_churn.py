@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from tests.relay.conftest import Rig, Start
-from tests.relay.scripted import ScriptedWorker, Seen, decode_stream
+from tests.relay.scripted import DONE, ScriptedWorker, Seen, decode_stream, event, prefill_ok
 
 CHANGES = 300
 
@@ -66,4 +66,40 @@ async def test_no_request_is_lost_while_workers_change(start: Start) -> None:
     assert (len(answers) > 50, used > 4) == (True, True), (len(answers), used)
     await rig.idle()
     for worker in extra:
+        await worker.stop()
+
+
+async def test_a_worker_that_moves_ends_what_it_has_where_it_was(start: Start) -> None:
+    """Another address under the same name: streams go on from the old one, new requests go to the new one at once."""
+    gate = asyncio.Event()
+
+    async def held(seen: Seen) -> None:
+        await seen.open_stream()
+        await seen.chunk(event("Hel"))
+        await gate.wait()
+        await seen.chunk(event("lo", finish="stop"))
+        await seen.chunk(DONE)
+        await seen.end_stream()
+
+    rig = await start(p0=prefill_ok, d0=held)
+    moved = {"p0": ScriptedWorker(prefill_ok), "d0": ScriptedWorker(decode_stream)}
+    for worker in moved.values():
+        await worker.start()
+    running = asyncio.create_task(rig.chat(stream=True))
+    await rig.seen("d0")
+    membership = rig.gateway.scheduling.membership
+    wanted = [
+        config.model_copy(update={"url": f"http://127.0.0.1:{moved[name].port}"})
+        for name in membership.names()
+        if (config := membership.config_of(name)) is not None
+    ]
+    assert membership.set(wanted) == []
+    answer = await rig.chat(stream=True)
+    assert (answer.status_code, len(moved["p0"].seen), len(moved["d0"].seen)) == (200, 1, 1)
+    assert not running.done()
+    gate.set()
+    assert (await running).text.endswith("[DONE]\n\n")
+    assert (len(rig["p0"].seen), len(rig["d0"].seen)) == (1, 1)
+    await rig.idle()
+    for worker in moved.values():
         await worker.stop()
