@@ -7,6 +7,7 @@ After a change that is meant, write the golden files anew:
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -120,6 +122,29 @@ def test_a_unit_passes_every_word_as_it_is() -> None:
 
 
 # ------------------------------------------------------------------------------------ compose
+
+
+@pytest.fixture(scope="module")
+def compose_schema() -> Any:
+    """The specification's own schema, as the package check-jsonschema keeps it."""
+    found = importlib.util.find_spec("check_jsonschema")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("pip install check-jsonschema")
+    folder = Path(found.submodule_search_locations[0])
+    return json.loads((folder / "builtin_schemas" / "vendor" / "compose-spec.json").read_text())
+
+
+@pytest.mark.parametrize("made", [*RECIPES, None], ids=lambda path: path.stem if path else "nasty")
+def test_compose_files_keep_to_the_specification(made: Path | None, compose_schema: Any) -> None:
+    files = RENDERERS["compose"](load_recipe(made) if made else nasty())
+    composed = [text for name, text in files.items() if name.endswith("compose.yaml")]
+    assert composed
+    for text in composed:
+        jsonschema.validate(yaml.safe_load(text), compose_schema)
+    broken = yaml.safe_load(composed[0])
+    next(iter(broken["services"].values()))["comand"] = []
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, compose_schema)
 
 
 def test_a_compose_file_passes_every_word_as_it_is() -> None:
