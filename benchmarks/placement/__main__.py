@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.placement import drift, redundancy, static
+from benchmarks.placement import drift, redundancy, static, steering
 from benchmarks.placement.loads import LAYERS
 from omni_proxy.workers.engine.placement.shares import Split
 
@@ -18,16 +18,23 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=LAYERS, help=f"layers of the static tables (default {LAYERS})")
     parser.add_argument("--drift-layers", type=int, default=16, help="layers of the drift table (default 16)")
     parser.add_argument("--windows", type=int, default=200, help="windows of the drift table (default 200)")
+    parser.add_argument("--steps", type=int, default=8000, help="steps of the steering table (default 8000)")
+    parser.add_argument("--steering", action="store_true", help="only the steering table")
     parser.add_argument("--out", type=Path, default=None, help="write all figures as JSON")
     options = parser.parse_args()
-    figures = {
+    figures = {"steering": steering_table(options.steps)} if options.steering else all_tables(options)
+    if options.out:
+        options.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+def all_tables(options: argparse.Namespace) -> dict[str, list[dict[str, object]]]:
+    return {
         "global": static_table("Global policy", static.rows(options.layers)),
         "hierarchical": static_table("Hierarchical policy, 8 groups", static.hierarchical_rows(options.layers)),
         "redundancy": redundancy_table(options.layers),
         "drift": drift_table(options.drift_layers, options.windows),
+        "steering": steering_table(options.steps),
     }
-    if options.out:
-        options.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
 
 def static_table(title: str, rows: Iterable[static.Row]) -> list[dict[str, object]]:
@@ -83,6 +90,24 @@ def drift_table(layers: int, count: int) -> list[dict[str, object]]:
         print(
             f"{result.drift:>5} zipf {result.exponent} {result.policy:<28} {result.next_window:.3f} (bound"
             f" {result.bound:.3f}) {result.copied:6.2f} experts copied a layer and window, {result.cpu_ms:6.1f} ms CPU",
+            flush=True,
+        )
+        kept.append(asdict(result))
+    return kept
+
+
+def steering_table(steps: int) -> list[dict[str, object]]:
+    print(
+        f"\nSteering by expert profile: {steering.WORKERS} workers of {steering.RANKS} ranks,"
+        f" {steering.CLASSES} classes of requests, {steps} steps"
+    )
+    kept = []
+    for result in steering.results(steps):
+        where = "live re-placement" if result.live else "fixed placement"
+        print(
+            f"own experts {result.own:.0%}, {where:<17} {result.policy:<24} max/mean {result.imbalance:.3f},"
+            f" step {result.step:5.1f}, tokens by time over plain's "
+            + " ".join(f"{rate:.3f}" for rate in result.rates),
             flush=True,
         )
         kept.append(asdict(result))
