@@ -78,9 +78,10 @@ def test_half_the_redundancy_in_the_right_layers_keeps_nine_tenths_of_its_gain(s
     assert half.gain_kept >= 0.9
 
 
+@pytest.mark.parametrize("exponent", [0.5, 0.8])
 @pytest.mark.parametrize(("drift", "most"), [(SLOW, 1.12), (FAST, 1.25)])
-def test_small_moves_follow_drift_at_a_fiftieth_of_the_traffic(drift: Drift, most: float) -> None:
-    stream = list(windows(drift, 0.8, 50, layers=3))
+def test_small_moves_follow_drift_at_a_fiftieth_of_the_traffic(drift: Drift, most: float, exponent: float) -> None:
+    stream = list(windows(drift, exponent, 50, layers=3))
     small = _result(drift, stream, "small moves, proportional")
     anew = _result(drift, stream[:9], "published, every window")
     assert small.next_window <= most

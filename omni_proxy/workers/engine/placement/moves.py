@@ -27,7 +27,7 @@ from omni_proxy.workers.engine.placement.swaps import exchange_deltas
 
 STEEP: Final = 8
 TOP_RANKS: Final = 3  # most loaded ranks of a row whose moves are compared
-CANDIDATES: Final = 32  # slots per layer that are looked at closely for an ADD
+CANDIDATES: Final = 64  # slots per layer that are looked at closely for an ADD
 SWEEPS: Final = 8
 LEAST_FALL: Final = 1e-9
 
