@@ -63,7 +63,9 @@ def _verdict(board: Board, request: Request, lease: Lease, failure: Failure, wor
         return Verdict.FAIL  # the client has seen a part of what this attempt made
     reusable = request.handoff_from is not None and worker.spec.handoff_reusable
     prefilled = request.prefill_done_at is not None
-    return board.settings.retries.verdict(lease.leg, failure, request.retries, prefilled, reusable)
+    source = None if request.handoff_from is None else board.ledger.get(request.handoff_from)
+    lost = source is not None and not source.up
+    return board.settings.retries.verdict(lease.leg, failure, request.retries, prefilled, reusable, lost)
 
 
 def _retry(board: Board, request: Request, lease: Lease, verdict: Verdict, failure: Failure, now: float) -> None:

@@ -33,11 +33,18 @@ class RetryPolicy:
     max_retries: int = 2
 
     def verdict(
-        self, leg: Leg, failure: Failure, retries: int, prefilled: bool, handoff_reusable: bool = False
+        self,
+        leg: Leg,
+        failure: Failure,
+        retries: int,
+        prefilled: bool,
+        handoff_reusable: bool = False,
+        source_lost: bool = False,
     ) -> Verdict:
         """What to do about a failed leg of a request that was retried `retries` times before.
 
-        `prefilled`: a P had done its part, so that this leg only had to go on from there.
+        `prefilled`: a P had done its part, so that this leg only had to go on from there. `source_lost`: that P is
+        down, which explains a D that could not get its KV.
         """
         if retries >= self.max_retries or (failure.answered and failure.kind is not FailureKind.STATUS):
             return Verdict.FAIL
@@ -48,7 +55,8 @@ class RetryPolicy:
             return Verdict.START_OVER if untouched else Verdict.FAIL
         if untouched and handoff_reusable and not gave_up and not late:
             return Verdict.DECODE_AGAIN
-        retry = untouched or (prefilled and failure.kind is FailureKind.CLOSED)
+        kv_lost = source_lost and failure.status is not None and failure.status >= 500
+        retry = untouched or kv_lost or (prefilled and failure.kind is FailureKind.CLOSED)
         return Verdict.START_OVER if retry else Verdict.FAIL
 
     def may_resume(self, retries: int) -> bool:

@@ -12,11 +12,13 @@ from omni_proxy.messages import (
     Arrived,
     Cancelled,
     DecodeDone,
+    Effect,
     FirstToken,
     LegFailed,
     Outcome,
     PrefillDone,
     Tick,
+    WorkerDown,
     WorkerRemoved,
     WorkerSpec,
 )
@@ -184,6 +186,20 @@ def test_a_d_that_is_always_reached_too_late_is_not_tried_without_end() -> None:
             (At(27.0, LegFailed(lease, LATE)), [Ended("r", Outcome.FAILED, ErrorCode.WORKER_UNREACHABLE, lease)]),
         ],
     )
+
+
+@pytest.mark.parametrize("down", [True, False])
+@pytest.mark.parametrize("code", [500, 400])
+def test_a_d_that_finds_nobody_to_pull_from_is_not_the_end(down: bool, code: int) -> None:
+    """vLLM's `kv_load_failure_policy: fail` is a 500. That P is down explains it: another one computes the prompt."""
+    core = core_of(leased(), leased("p1"), "d0")
+    run(core, [*ANSWERED])
+    if down:
+        core.handle(WorkerDown("p0", "gone"), 1.0)
+    lease = d("r", 2, "d0")
+    again: list[Effect | Ended] = [start_p("r", 3, "p1")]
+    end: list[Effect | Ended] = [Ended("r", Outcome.FAILED, ErrorCode.WORKER_ERROR, lease)]
+    run(core, [(At(2.0, LegFailed(lease, status(code))), again if down and code == 500 else end)])
 
 
 def test_a_removed_worker_takes_it_along() -> None:
