@@ -6,6 +6,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from math import inf
 from typing import Any
 
 import httpx
@@ -181,7 +182,7 @@ def test_aliases(cluster: Cluster) -> None:
 
 
 def test_several_answers_come_from_one_worker(cluster: Cluster) -> None:
-    asked = body(COMPLETIONS, words(next(SEEDS)), n=2, temperature=1, seed=7)
+    asked = body(COMPLETIONS, words(next(SEEDS)), n=2, temperature=1, seed=7, ignore_eos=True)
     sources = Sources(cluster)
     answer = cluster.gateway.post(COMPLETIONS, asked)
     timeline = cluster.gateway.timeline(answer)
@@ -197,11 +198,17 @@ def test_tools_that_must_be_called(cluster: Cluster, choice: object) -> None:
     sources = Sources(cluster)
     answer = cluster.gateway.post(CHAT, asked)
     handed_over(sources, cluster.gateway.timeline(answer))
-    (call,) = answer.json()["choices"][0]["message"].get("tool_calls") or [answer.text]
-    assert call["function"]["name"] == "look_up"
     # vLLM's hermes parser does not hold the arguments to their schema; asked alone, it says the same.
-    (alone,) = cluster["d1"].post(CHAT, asked).json()["choices"][0]["message"]["tool_calls"]
-    assert call["function"] == alone["function"]
+    mine, its = called(answer), called(cluster["d1"].post(CHAT, asked))
+    assert mine == its
+    assert mine[1] or choice != "required", mine
+    assert {function["name"] for function in mine[1]} <= {"look_up"}
+
+
+def called(answer: httpx.Response) -> tuple[Any, list[Any]]:
+    """The text of an answer, and the functions that it calls."""
+    message = answer.json()["choices"][0]["message"]
+    return message["content"], [call["function"] for call in message.get("tool_calls") or ()]
 
 
 def test_json_of_a_schema(cluster: Cluster) -> None:
@@ -227,14 +234,17 @@ def test_a_client_that_leaves_frees_the_worker(cluster: Cluster) -> None:
     def running() -> float:
         return sum(engine.metric("vllm:num_requests_running") for engine in cluster.engines.values())
 
+    def made() -> float:
+        return sum(engine.metric("vllm:generation_tokens_total") for engine in cluster.engines.values())
+
+    before = made()
     with httpx.stream("POST", url, json=asked, timeout=300, trust_env=False) as response:
         told = events(response)
         next(told)
         until(lambda: running() == 1)
-    until(lambda: running() == 0, 10)
-    aborted = sum(cluster[d].metric("vllm:request_success_total", finished_reason="abort") for d in ("d0", "d1"))
-    assert aborted >= 1
-    assert cluster.gateway.metric("omni_requests_live") == 0
+    until(lambda: running() == 0)
+    assert made() - before < 1500, "it went on to its end"
+    until(lambda: cluster.gateway.metric("omni_requests_live") == 0)
 
 
 def test_kv_that_waited_longer_than_its_lease_is_not_sent(cluster: Cluster) -> None:
@@ -251,8 +261,10 @@ def test_kv_that_waited_longer_than_its_lease_is_not_sent(cluster: Cluster) -> N
         told = events(first)
         next(told)
         second = threads.submit(gate.post, COMPLETIONS, late)
-        end = time.monotonic() + LEASE_S + 3
+        end = inf
         for _ in told:
+            if end == inf and p0.metric("vllm:request_success_total") - prefills == 2:
+                end = time.monotonic() + LEASE_S + 3  # from now on P keeps the KV of the second one
             if time.monotonic() > end:
                 break
         else:
