@@ -77,7 +77,7 @@ def test_stats_are_exact(tied: Path) -> None:
         assert (stats.prompt_tokens_cached, stats.prompt_tokens_pulled) == (16, 0)
         assert (stats.prefix_queries, stats.prefix_hits) == (36, 16)
         assert stats.generation_tokens == 10
-        assert stats.requests_finished == {"stop": 0, "length": 2, "abort": 0, "error": 0}
+        assert stats.requests_finished == {"stop": 0, "length": 2, "abort": 0, "error": 0, "abandoned": 0}
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
         rows = 18 + 2 + 2 * 4
         assert [sum(layer) for layer in stats.expert_tokens] == [2 * rows] * 2
