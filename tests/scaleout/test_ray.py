@@ -190,7 +190,8 @@ async def test_no_room_and_engines_that_do_not_start_are_told(cluster: RayCluste
     assert code == 2
     assert "no room after 1 s: wanted 1 x (1 CPU, 2 unobtainium)" in said
     pools.write_text(
-        "wait_s: 30\nengine: vllm\nmodel: m\ndecode: {gpus: 0}\n"
+        # The other one neither serves nor ends: what is told must not depend on who is first.
+        "wait_s: 30\nengine: vllm\nmodel: m\ndecode: {gpus: 0, command: [python, -c, 'import time; time.sleep(600)']}\n"
         "prefill: {command: [python, -c, 'import sys; sys.exit(\"out of memory\")']}\n"
     )
     code, said = await exit_of(f"--ray={cluster.address}", f"--ray-pools={pools}")
