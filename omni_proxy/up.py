@@ -53,6 +53,8 @@ class UpOptions:
     schedule_mode: ScheduleMode = ScheduleMode.AUTO
     quantization: str | None = None
     resume: bool = False
+    speculation: str = "ngram"
+    draft_model: str | None = None
 
 
 def run_up(options: UpOptions) -> int:
@@ -115,6 +117,8 @@ class _Up:
             f"--model={options.model}",
             f"--served-model-name={options.model_name}",
             "--kv-events-port=0",
+            f"--speculation={options.speculation}",
+            *(() if options.draft_model is None else (f"--draft-model={options.draft_model}",)),
             *(() if options.quantization is None else (f"--quantization={options.quantization}",)),
             *self._expert_arguments(),
         )

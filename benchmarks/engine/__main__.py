@@ -15,7 +15,7 @@ from benchmarks.engine import generating, handing, speculating, vllm_cpu
 from benchmarks.engine.models import demo, random_moe
 from benchmarks.engine.report import Line, report
 
-PARTS = ("demo", "moe", "drafts", "handoff")
+PARTS = ("demo", "moe", "drafts", "heads", "handoff")
 
 
 def main() -> None:
@@ -49,6 +49,8 @@ def _lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
             yield from vllm_cpu.measure(options.vllm_venv, moe, turns)
     if "drafts" in parts:
         yield from speculating.measure(demo(), turns)
+    if "heads" in parts:
+        yield from speculating.measure_heads(scratch, turns)
     if "handoff" in parts:
         yield from handing.measure(demo(), turns)
 

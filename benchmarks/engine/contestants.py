@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from threading import Event
 from typing import Protocol
 
@@ -41,19 +42,32 @@ def timed(contestant: Contestant, prompts: Prompts, tokens: int) -> Spent:
 class Ours:
     """The embedded engine; prompts are never found in its cache."""
 
-    def __init__(self, subject: Subject, speculation: str = "off", dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        speculation: str = "off",
+        dtype: str = "float32",
+        draft_model: str | None = None,
+        temperature: float = 0.0,
+    ) -> None:
         config = EngineConfig(
-            str(subject.folder), speculation=speculation, dtype=dtype, threads=1, prefix_caching=False
+            str(folder),
+            speculation=speculation,
+            draft_model=draft_model,
+            dtype=dtype,
+            threads=1,
+            prefix_caching=False,
         )
         self._engine = Engine(config)
         self._engine.start()
+        self._temperature = temperature
         self._count = 0
         self.gaps: list[float] = []
         """Seconds between the outputs of the last call."""
 
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
         done = Event()
-        sampling = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(tokens, temperature=self._temperature, seed=0, ignore_eos=True)
         found: dict[str, list[int]] = {}
         seen: list[float] = []
         running = len(prompts)
@@ -73,6 +87,11 @@ class Ours:
         done.wait()
         self.gaps = [after - before for before, after in pairwise(seen)]
         return list(found.values())
+
+    def drafts(self) -> tuple[int, int]:
+        """Tokens drafted since the start, and how many were right."""
+        stats = self._engine.stats()
+        return stats.spec_draft_tokens, stats.spec_accepted_tokens
 
     def stop(self) -> None:
         self._engine.stop()

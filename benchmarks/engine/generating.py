@@ -29,7 +29,7 @@ def prompts_of(subject: Subject, count: int, length: int, seed: int = 0) -> Prom
 
 def measure(subject: Subject, turns: int) -> Iterator[Line]:
     """Lines of the table; the limit is measured in between."""
-    ours = {dtype: Ours(subject, dtype=dtype) for dtype in OURS}
+    ours = {dtype: Ours(subject.folder, dtype=dtype) for dtype in OURS}
     is_demo = "demo" in subject.name
     try:
         both: dict[str, Contestant] = {

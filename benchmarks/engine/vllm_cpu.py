@@ -59,7 +59,7 @@ def measure(venv: Path, subject: Subject, turns: int) -> Iterator[Line]:
 
 def _ours(subject: Subject, prompts: list[Prompts], turns: int) -> list[float]:
     """Seconds of each batch: before and after vLLM, as a machine changes meanwhile."""
-    ours = Ours(subject)
+    ours = Ours(subject.folder)
     try:
         return [decoding({"ours": ours}, asked, turns)["ours"].wall_s for asked in prompts]
     finally:

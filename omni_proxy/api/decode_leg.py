@@ -285,13 +285,12 @@ class DecodeLeg(Leg):
                 return
             raw = Raw(b"null")  # some of them answer with a list
         usage, patched = Usage(), None
-        told = bytes(raw)
-        if told != b"null":
+        if bytes(raw) != b"null":
             # Usage of a shape that nobody knows is the worker's to send and not ours to read.
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                 usage, patched = read_usage(raw, self._cached)
         if patched is not None:
-            body = splice(body, told, patched)
+            body = splice(body, bytes(raw), patched)
         self.exchange.respond(200, passed_on(self.headers), body)
         self.exchange.complete = True
         self._ended(DecodeDone(self.lease, usage))

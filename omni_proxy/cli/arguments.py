@@ -76,6 +76,12 @@ def add_expert_parallel(command: argparse.ArgumentParser) -> None:
     command.add_argument("--expert-window", type=whole, default=256, metavar="STEPS", help="0 never moves experts")
 
 
+def add_drafts(command: argparse.ArgumentParser) -> None:
+    """Who drafts tokens that a worker checks together."""
+    command.add_argument("--speculation", choices=("ngram", "head", "off"), default="ngram", help="who drafts")
+    command.add_argument("--draft-model", default=None, metavar="DIR", help="an EAGLE head, for --speculation head")
+
+
 def log_to_stderr(level: str) -> None:
     """Show log lines of this level and above."""
     logging.basicConfig(

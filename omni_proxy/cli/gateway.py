@@ -8,7 +8,7 @@ import logging
 import signal
 from pathlib import Path
 
-from omni_proxy.cli.arguments import Commands, add_expert_parallel, count, log_to_stderr, port
+from omni_proxy.cli.arguments import Commands, add_drafts, add_expert_parallel, count, log_to_stderr, port
 from omni_proxy.config import Config, ConfigError, ScheduleMode, effective, load
 from omni_proxy.demo import DEMO_NAME, demo_model
 
@@ -28,6 +28,7 @@ def _add_up(commands: Commands) -> None:
         "--model", type=Path, default=None, metavar="PATH", help="model folder or GGUF file (default: the demo)"
     )
     up.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
+    add_drafts(up)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     up.add_argument("--port", type=port, default=8000, metavar="P", help="port to listen on (default 8000)")
     up.add_argument("--access-log", default=None, metavar="FILE", help="write an access log; - is standard output")
@@ -96,6 +97,8 @@ def _up(options: argparse.Namespace) -> int:
             ScheduleMode(options.schedule_mode),
             options.quantization,
             options.resume,
+            options.speculation,
+            options.draft_model,
         )
     )
 
@@ -103,7 +106,8 @@ def _up(options: argparse.Namespace) -> int:
 def _up_on_ray(options: argparse.Namespace) -> int:
     from omni_proxy.ray.command import RayOptions, run_ray_up
 
-    for name, default in (("quantization", None), ("expert_parallel", 1), ("expert_redundancy", None)):
+    flags = {"quantization": None, "expert_parallel": 1, "expert_redundancy": None}
+    for name, default in {**flags, "speculation": "ngram", "draft_model": None}.items():
         if getattr(options, name) != default:
             raise ConfigError(f"--{name.replace('_', '-')}: belongs into the flags of the pools file with --ray")
     return run_ray_up(

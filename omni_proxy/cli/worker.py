@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from omni_proxy.cli.arguments import Commands, add_expert_parallel, port, positive, seconds
+from omni_proxy.cli.arguments import Commands, add_drafts, add_expert_parallel, port, positive, seconds
 from omni_proxy.config import ConfigError
 from omni_proxy.demo import DEMO_NAME, demo_model
 from omni_proxy.sim import options as sim_options
@@ -32,9 +32,8 @@ def add_worker(commands: Commands) -> None:
     worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
     worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     worker.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
-    worker.add_argument("--speculation", choices=("ngram", "head", "off"), default="ngram", help="who drafts")
+    add_drafts(worker)
     worker.add_argument("--speculative-tokens", type=positive, default=8, metavar="N", help="the longest draft")
-    worker.add_argument("--draft-model", default=None, metavar="DIR", help="an EAGLE head, for --speculation head")
     worker.add_argument("--threads", type=positive, default=1, metavar="N")
     add_expert_parallel(worker)
     where = "register at this gateway's port for that (several)"

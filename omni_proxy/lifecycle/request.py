@@ -53,7 +53,6 @@ class Request:
         "marks",
         "matched_at",
         "mode",
-        "model",
         "placements",
         "predicted_first_at",
         "predicted_tokens",
@@ -74,7 +73,6 @@ class Request:
     def __init__(self, rid: str, spec: RequestSpec, now: float) -> None:
         self.rid = rid
         self.spec = spec
-        self.model = spec.model
         self.arrived_at = now
         self.stage = RECEIVED
         self.prefill_stage: Stage | None = None
@@ -193,7 +191,7 @@ class Request:
         return RequestRecord(
             rid=self.rid,
             external_id=spec.external_id,
-            model=self.model,
+            model=spec.model,
             endpoint=spec.endpoint,
             stream=spec.stream,
             mode=self.mode,

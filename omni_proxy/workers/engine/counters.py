@@ -31,6 +31,8 @@ class Counters:
     spec_drafts: int = 0
     spec_draft_tokens: int = 0
     spec_accepted_tokens: int = 0
+    spec_accepted_places: list[int] = field(default_factory=list)
+    """Of the accepted tokens, those at each place of their draft."""
     spec_guessed_tokens: int = 0
     spec_guessed_accepted: int = 0
     finished: dict[str, int] = field(default_factory=lambda: {r.value: 0 for r in FinishReason})
@@ -50,6 +52,9 @@ class Counters:
         self.spec_drafts += 1
         self.spec_draft_tokens += tokens
         self.spec_accepted_tokens += right
+        self.spec_accepted_places += [0] * (tokens - len(self.spec_accepted_places))
+        for place in range(right):
+            self.spec_accepted_places[place] += 1
         if guessed:
             self.spec_guessed_tokens += tokens
             self.spec_guessed_accepted += right
@@ -119,6 +124,7 @@ def read_stats(
         spec_drafts=counters.spec_drafts,
         spec_draft_tokens=counters.spec_draft_tokens,
         spec_accepted_tokens=counters.spec_accepted_tokens,
+        spec_accepted_places=tuple(counters.spec_accepted_places),
         spec_guessed_tokens=counters.spec_guessed_tokens,
         spec_guessed_accepted=counters.spec_guessed_accepted,
         kv_bytes_sent=transfers.bytes_sent,

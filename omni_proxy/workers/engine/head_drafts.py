@@ -22,7 +22,7 @@ _FIRST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 256
 _PLAIN_STEPS: Final = 3
 """Steps without drafts that tell what drafts cost; again after so many with drafts:"""
-_TRUSTED: Final = 256
+_TRUSTED: Final = 64
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class GuessCosts:
 
     def __init__(self, texts: RowCosts) -> None:
         self._texts = texts
-        self._guesses = RowCosts(relief=0.5)
+        self._guesses = RowCosts()
         self._plain: dict[int, int] = {}
         self._drafted: dict[int, int] = {}
         """Steps of so many sequences, without drafts and since then with some."""

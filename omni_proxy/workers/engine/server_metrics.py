@@ -117,7 +117,12 @@ class EngineCollector(Collector):
         return family
 
     def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
-        """Tokens of drafts by who has made them."""
+        """Tokens of drafts by their place, as vLLM counts them, and by who has made them."""
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Tokens of drafts that were drawn, by their place"
+        places = CounterMetricFamily(name, text, labels=(*_LABELS, "position"))
+        for place, tokens in enumerate(stats.spec_accepted_places):
+            places.add_metric((*self._labels, str(place)), tokens)
+        yield places
         guessed, right = stats.spec_guessed_tokens, stats.spec_guessed_accepted
         for name, text, head, both in (
             ("omni_draft_tokens", "Tokens of drafts, by who has made them", guessed, stats.spec_draft_tokens),

@@ -10,8 +10,10 @@ Draws are counted by seed and place, so a checked token is the one that would ha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from omni_proxy.workers.engine.sequence import Sequence
@@ -21,7 +23,7 @@ GRAM: Final = 3
 HOPE: Final = 0.7
 """Share of right tokens that a sequence begins with."""
 _LEARN: Final = 0.25
-_SLOWLY: Final = 0.1
+_LATEST: Final = 9
 _FIRST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 128
 
@@ -47,37 +49,32 @@ class GramIndex:
 
 
 class RowCosts:
-    """What a row more costs beside what a step gives, learned from the steps. Seconds in, a share out."""
+    """What a row more costs beside what a step gives, learned from the steps. Seconds in, a share out.
 
-    def __init__(self, relief: float = 0.1) -> None:
-        """`relief`: how much a row that was cheaper than thought counts; one that was dearer counts a tenth."""
-        self._relief = relief
-        self._plain: dict[int, float] = {}
-        """Seconds of a step of so many sequences without drafts."""
-        self._row: dict[int, float] = {}
+    Medians of the latest: a step that took long because the machine was elsewhere says nothing.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, deque[float]] = {}
+        """Seconds of steps of so many sequences without drafts."""
+        self._row: dict[int, deque[float]] = {}
         """Seconds that each row of drafts added."""
 
     def observe(self, sequences: int, draft_rows: int, seconds: float) -> None:
         """A step that only decodes has taken `seconds`."""
+        plain = self._plain.setdefault(sequences, deque(maxlen=_LATEST))
         if draft_rows == 0:
-            self._plain[sequences] = _ema(self._plain.get(sequences), seconds)
-            return
-        plain = self._plain.get(sequences)
-        if plain is not None:
-            old, new = self._row.get(sequences), max(0.0, seconds - plain) / draft_rows
-            self._row[sequences] = _ema(old, new, self._relief if old is not None and new < old else _SLOWLY)
+            plain.append(seconds)
+        elif plain:
+            rows = self._row.setdefault(sequences, deque(maxlen=_LATEST))
+            rows.append((seconds - median(plain)) / draft_rows)
 
     def share(self, sequences: int) -> float:
         """Cost of a row more, in tokens that its time would give without drafts."""
         plain, row = self._plain.get(sequences), self._row.get(sequences)
-        if not plain or row is None:
+        if not plain or not row:
             return 0.3
-        return min(1.0, max(0.05, row * sequences / plain))
-
-
-def _ema(old: float | None, new: float, weight: float = _SLOWLY) -> float:
-    """A mean that forgets; an outlier (the machine was elsewhere) counts as twice the mean."""
-    return new if old is None else old + weight * (min(new, 2 * old) - old)
+        return min(1.0, max(0.05, median(row) * sequences / max(1e-9, median(plain))))
 
 
 @dataclass(slots=True)

@@ -212,6 +212,8 @@ class EngineStats:
     """Their tokens."""
     spec_accepted_tokens: int = 0
     """Those that were what was drawn."""
+    spec_accepted_places: tuple[int, ...] = ()
+    """The same, by their place in the draft."""
     spec_guessed_tokens: int = 0
     """Tokens of drafts that the model's own head has made; the others' come from the text."""
     spec_guessed_accepted: int = 0

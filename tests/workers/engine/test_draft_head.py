@@ -209,6 +209,9 @@ def test_a_head_that_knows_its_model_is_mostly_right(make: Make, kind: str) -> N
         assert stats.spec_guessed_accepted == stats.spec_accepted_tokens > 0.7 * stats.spec_draft_tokens
         assert len(call.outputs) < 45
         told = ServerMetrics(lambda: stats, "m").exposition().decode()
+        assert len(stats.spec_accepted_places) == 3
+        assert sum(stats.spec_accepted_places) == stats.spec_accepted_tokens
+        assert 'accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"}' in told
         for name, count in (("draft", stats.spec_guessed_tokens), ("accepted", stats.spec_guessed_accepted)):
             assert f'omni_{name}_tokens_total{{engine="0",kind="head",model_name="m"}} {float(count)}' in told
             assert f'omni_{name}_tokens_total{{engine="0",kind="ngram",model_name="m"}} 0.0' in told
@@ -265,11 +268,12 @@ def test_sleep_and_wake(make: Make) -> None:
     assert_guesses(headed, seen)
 
 
+@pytest.mark.parametrize("length", [35, 38])
 @pytest.mark.parametrize("push", [False, True])
-def test_the_head_s_cache_is_handed_over(make: Make, push: bool) -> None:
-    """D's first guesses are those of somebody who has seen the prompt."""
-    headed, tokens = make("mtp"), prompt(38, vocab=VOCAB)
-    options: dict[str, Any] = {"max_num_batched_tokens": 16, "max_num_seqs": 8, **headed.options}
+def test_the_head_s_cache_is_handed_over(make: Make, push: bool, length: int) -> None:
+    """D's first guesses are those of somebody who has seen the prompt, whose last chunk fills no block or some."""
+    headed, tokens = make("mtp"), prompt(length, vocab=VOCAB)
+    options: dict[str, Any] = {"max_num_batched_tokens": 17, "max_num_seqs": 8, **headed.options}
     with (
         running(headed.folder, engine_id="p", **options) as p,
         running(headed.folder, engine_id="d", **options) as d,

@@ -33,7 +33,7 @@ def test_steps_without_drafts_come_first_and_now_and_then() -> None:
         made.took([()], 1.0)
     assert made.propose(seq, 1, 100)[:1] == (GUESS,)
     assert made.propose(seq, 2, 100) == ()  # nothing is known of two sequences
-    for _ in range(256):
+    for _ in range(64):
         made.took([(GUESS, GUESS)], 1.1)
     assert made.propose(seq, 1, 100) == ()
     made.took([()], 1.0)
@@ -82,9 +82,9 @@ def test_a_first_step_that_took_too_long_is_forgotten() -> None:
         drafted.append(len(draft))
         if draft:
             made.checked(seq, 1, len(draft), len(draft))
-            made.took([draft], 1.0 + 0.1 * len(draft))
+        made.took([draft], 1.0 + 0.1 * len(draft))
         seq.tokens.append(n % 1009)
-    assert drafted[-1] == 8
+    assert drafted[-1] == 8 or drafted[-2] == 8  # a step without drafts may come between
 
 
 @pytest.mark.parametrize(

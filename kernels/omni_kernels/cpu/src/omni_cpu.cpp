@@ -101,8 +101,7 @@ std::atomic<bool> amx_on{detect_amx()};
 bool detect_pairs() {
 #if defined(__x86_64__)
     unsigned a, b, c, d;  // by the bit: compilers name this feature late
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 1 & 1);  // VBMI: how int8 becomes pairs
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 #else
     return false;
 #endif
