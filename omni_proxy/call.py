@@ -114,19 +114,19 @@ def _parse_generating(path: str, body: bytes) -> Call:
         raise _wrong_field(str(exc), body) from exc
     except _NOT_JSON as exc:
         raise _invalid_json(exc) from exc
-    prompts = _count_prompts(shown.prompt) if isinstance(shown, Completion) else 1
+    prompts = _count_prompts(shown.prompt) if path == COMPLETIONS and isinstance(shown, Completion) else 1
     if shown.max_tokens == 0 and shown.echo is not True:
         raise Rejected(ErrorCode.INVALID_VALUE, "'max_tokens' must be at least 1.", "max_tokens")
     stream, options = shown.stream is True, shown.stream_options
     samples = max(shown.n or 1, shown.best_of or 1)
-    because = _why_whole(shown, samples, prompts)
+    because = _why_whole(path, shown, samples, prompts)
     return Call(
         path=path,
         body=body,
         fields=fields,
         model=shown.model,
         stream=stream,
-        max_tokens=_cap(shown),
+        max_tokens=_cap(path, shown),
         priority=shown.priority or 0,
         ttft_target_s=shown.ttft_target_s,
         wants_usage=stream and options is not None and options.include_usage is True,
@@ -170,20 +170,25 @@ def _has_parts(messages: list[Message]) -> bool:
     return any(memoryview(message.content)[0] == _LIST for message in messages)
 
 
-def _cap(shown: _Shown) -> int | None:
+def _cap(path: str, shown: _Shown) -> int | None:
     """The most tokens that the answer may have."""
-    if isinstance(shown, Responses):
+    # The path first: what a struct is not is dear to ask.
+    if path == RESPONSES and isinstance(shown, Responses):
         return shown.max_output_tokens
     return shown.max_completion_tokens or shown.max_tokens
 
 
-def _why_whole(shown: _Shown, samples: int, prompts: int) -> str | None:
+def _why_whole(path: str, shown: _Shown, samples: int, prompts: int) -> str | None:
     """The field for which one worker must do it all, or None."""
     if samples > 1:
         return "n" if (shown.n or 1) > 1 else "best_of"
     if prompts > 1:
         return "prompt"
-    if isinstance(shown, Responses) and (shown.background or shown.previous_response_id is not None):
+    if (
+        path == RESPONSES
+        and isinstance(shown, Responses)
+        and (shown.background or shown.previous_response_id is not None)
+    ):
         return "background" if shown.background else "previous_response_id"
     return _about_the_prompt(shown)
 

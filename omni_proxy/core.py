@@ -315,7 +315,7 @@ class Core:
     def _handoff_missed(self, request: Request, now: float) -> None:
         """P gave nothing to pull: somebody who can do both starts anew, which costs time and is always right."""
         board = self._board
-        pool = board.pools.of(request.spec.model)
+        pool = board.pools.of(request.model)
         if pool is None or not pool.can_alone:
             board.fail(request, ErrorCode.HANDOFF_MISSED, "The prefill worker gave no KV parameters.", now)
             return
@@ -418,9 +418,9 @@ class Core:
 
     def _give_up(self, request: Request, now: float) -> None:
         board = self._board
-        pool = board.pools.of(request.spec.model)
+        pool = board.pools.of(request.model)
         if pool is None or not pool.ready:
-            code, detail = ErrorCode.NO_WORKER, what_is_missing(request.spec.model, board.ledger)
+            code, detail = ErrorCode.NO_WORKER, what_is_missing(request.model, board.ledger)
         else:
             code, detail = ErrorCode.QUEUE_TIMEOUT, "The request waited too long for a free worker."
         board.close(request, On.TIMED_OUT, now, code, detail)

@@ -285,12 +285,13 @@ class DecodeLeg(Leg):
                 return
             raw = Raw(b"null")  # some of them answer with a list
         usage, patched = Usage(), None
-        if bytes(raw) != b"null":
+        told = bytes(raw)
+        if told != b"null":
             # Usage of a shape that nobody knows is the worker's to send and not ours to read.
             with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
                 usage, patched = read_usage(raw, self._cached)
         if patched is not None:
-            body = splice(body, bytes(raw), patched)
+            body = splice(body, told, patched)
         self.exchange.respond(200, passed_on(self.headers), body)
         self.exchange.complete = True
         self._ended(DecodeDone(self.lease, usage))

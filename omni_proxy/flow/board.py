@@ -78,7 +78,7 @@ class Board:
 
     def enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
         """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
-        pool = self.pools.of(request.spec.model)
+        pool = self.pools.of(request.model)
         alone = request.alone or (pool is not None and pool.mode is AGGREGATED)
         if deadline is None:
             ready = pool is not None and bool(pool.alone if request.alone else pool.ready)

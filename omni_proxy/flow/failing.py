@@ -23,7 +23,7 @@ def leg_failed(board: Board, event: LegFailed, now: float) -> None:
     worker = _blame(board, lease, failure, now)
     verdict = _verdict(board, request, lease, failure, worker)
     board.drop_leases(request, keep=lease)
-    if verdict is Verdict.FAIL or board.pools.of(request.spec.model) is None:
+    if verdict is Verdict.FAIL or board.pools.of(request.model) is None:
         _give_up(board, request, lease, failure, now)
     else:
         _retry(board, request, lease, verdict, failure, now)
@@ -38,7 +38,7 @@ def decode_broke(board: Board, event: DecodeBroke, now: float) -> None:
     lease, failure = event.lease, event.failure
     _blame(board, lease, failure, now)
     board.drop_leases(request, keep=lease)
-    if board.settings.retries.may_resume(request.retries) and board.pools.of(request.spec.model) is not None:
+    if board.settings.retries.may_resume(request.retries) and board.pools.of(request.model) is not None:
         request.resume(lease.worker, event.emitted_tokens, now)
         _retry(board, request, lease, Verdict.START_OVER, failure, now)
     else:

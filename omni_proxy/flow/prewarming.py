@@ -146,7 +146,7 @@ class Prewarming:
         worker = next((p.worker for p in reversed(request.placements) if p.leg is Leg.PREFILL), None)
         if worker is None or len(self._expected) >= MOST_CANDIDATES:
             return
-        self._expected[request.rid] = _Candidate(conversation, request.spec.model, worker)
+        self._expected[request.rid] = _Candidate(conversation, request.model, worker)
         effects.append(Foresee(request.rid))
 
     def closed(self, rid: str) -> None:

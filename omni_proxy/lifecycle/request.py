@@ -53,6 +53,7 @@ class Request:
         "marks",
         "matched_at",
         "mode",
+        "model",
         "placements",
         "predicted_first_at",
         "predicted_tokens",
@@ -73,6 +74,7 @@ class Request:
     def __init__(self, rid: str, spec: RequestSpec, now: float) -> None:
         self.rid = rid
         self.spec = spec
+        self.model = spec.model
         self.arrived_at = now
         self.stage = RECEIVED
         self.prefill_stage: Stage | None = None
@@ -191,7 +193,7 @@ class Request:
         return RequestRecord(
             rid=self.rid,
             external_id=spec.external_id,
-            model=spec.model,
+            model=self.model,
             endpoint=spec.endpoint,
             stream=spec.stream,
             mode=self.mode,

@@ -31,7 +31,7 @@ class Admission:
         The bounds count here only for a request that could not start at once anyway, because others of its model
         wait: it need not be tokenised to be refused.
         """
-        model = request.spec.model
+        model = request.model
         pool = pools.of(model)
         if pool is None:
             return Refusal(ErrorCode.MODEL_NOT_FOUND, f"The model {model!r} does not exist.")
@@ -70,7 +70,7 @@ class Admission:
 
     def refuse_length(self, request: Request, pools: Pools) -> Refusal | None:
         """The reason why a prompt of known length cannot be served by any worker, or None."""
-        pool = pools.of(request.spec.model)
+        pool = pools.of(request.model)
         if pool is None or not pool.decode:
             return None
         longest = min(_longest(pool.prefill), _longest(pool.decode))

@@ -67,7 +67,7 @@ class AnswerPlan:
 
     def place(self, request: Request, now: float) -> bool:
         """Grant the D leg of a prefilled request, or the only leg of an aggregated one."""
-        pool = self._pools.of(request.spec.model)
+        pool = self._pools.of(request.model)
         if pool is None:
             return False
         choice = self.pick(request, self._answering(request, pool), now)
@@ -82,10 +82,10 @@ class AnswerPlan:
         It is worth it unless the prompt makes a step of the worker at most twice as long, so that no answer that it
         makes is held up by more than a token, and the worker has it sooner than a prefill worker could.
         """
-        pool = self._pools.of(request.spec.model)
+        pool = self._pools.of(request.model)
         limit = self._aggregate_below
         if self._aggregate_below_of:
-            limit = self._aggregate_below_of.get(request.spec.model, limit)
+            limit = self._aggregate_below_of.get(request.model, limit)
         if limit == 0 or pool is None or not pool.alone or self._queue.waits:
             return False
         choice = self.pick(request, pool.alone, now)

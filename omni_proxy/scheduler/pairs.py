@@ -33,7 +33,7 @@ class Pairs:
 
     def able(self, request: Request, now: float) -> Sequence[WorkerLoad]:
         """The prefill workers that a request may go to: in parallel mode those one of whose partners has room."""
-        pool = self._pools.of(request.spec.model)
+        pool = self._pools.of(request.model)
         if pool is None or pool.mode is AGGREGATED:
             return ()
         able = self._booking.candidates(pool.prefill, request, now)
@@ -52,7 +52,7 @@ class Pairs:
     def extra_s(self, request: Request, able: Sequence[WorkerLoad], now: float) -> list[float] | None:
         """By how much the first token follows each P's answer, and later outside its bucket; None: alike."""
         away = self._buckets.away_s(request.prompt_tokens, able)
-        pool = self._pools.of(request.spec.model)
+        pool = self._pools.of(request.model)
         if pool is None or len(pool.partners) < 2:
             return away
         after = {domain: self._after_s(request, pool, domain, now) for domain in pool.partners}

@@ -110,7 +110,7 @@ class Planner:
 
     def wait(self, request: Request, deadline: float, first: bool = False) -> None:
         """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
-        line: tuple[str, ...] = (request.spec.model,)
+        line: tuple[str, ...] = (request.model,)
         if request.stage is Stage.PREFILL_WAITING:
             self._lineup.lines_up(request, self.drain_s(request.marks[-1][1]))  # it has just entered its stage
             self.prefill_queue.push(request, line, deadline, first)
@@ -136,13 +136,13 @@ class Planner:
         return strayed
 
     def _goes_alone(self, request: Request) -> bool:
-        pool = self.pools.of(request.spec.model)
+        pool = self.pools.of(request.model)
         return request.alone or (pool is not None and pool.mode is AGGREGATED)
 
     def _can_be_pulled(self, request: Request) -> bool:
         """P is there, and so is somebody to pull, if not now then later; or there is nothing better to do."""
         peer = None if request.handoff_from is None else self.ledger.get(request.handoff_from)
-        pool = self.pools.of(request.spec.model)
+        pool = self.pools.of(request.model)
         if peer is None:
             return False
         return pool is None or not pool.ready or domain_of(peer.spec) in pool.receivers
@@ -180,7 +180,7 @@ class Planner:
 
     def _grant_prefill(self, request: Request, choice: Choice, placement: Placement, now: float) -> bool:
         """Grant the P leg, in parallel mode both legs or none."""
-        pool = self.pools.of(request.spec.model)
+        pool = self.pools.of(request.model)
         assert pool is not None
         decode: AnswerChoice | None = None
         if pool.mode is PARALLEL:

@@ -42,6 +42,8 @@ from omni_proxy.sim.world import World
 
 EXIT_APART: Final = 1
 EXIT_NOT_JUDGED: Final = 3
+_DELAYS: Final = Delays(tokenize_s=0.0, tokenize_token_s=0.0)
+"""The gateway here follows no prefixes, and therefore tokenizes nothing."""
 MOST_OTHERS: Final = 0.15
 """Share of the machine that others may use in a run that is judged."""
 Say = Callable[[str], None]
@@ -57,6 +59,8 @@ class _Measured:
     hops: dict[str, float]
     """How long each worker's connections waited before they were served, in seconds."""
     gateway_hop_s: float
+    engines_s: float
+    """What all engines spent on a core."""
     use: Use | None
 
 
@@ -90,7 +94,7 @@ def run_fidelity(options: argparse.Namespace, settings_of: SettingsOf, say: Say)
         for _ in range(options.runs):
             _make_cold(live)
             measured = _measure(options, live, workload, slo, say)
-            pairs.append(_pair(measured, workload, workers, settings, slo))
+            pairs.append(_pair(measured, workload, workers, settings, slo, say))
     return _compare(pairs, options.tolerance, say)
 
 
@@ -126,7 +130,9 @@ def _with_handoff(options: argparse.Namespace, live: Live, model: EngineModel) -
     free = structs.replace(model, link_s=0.0, link_bytes_per_s=1e15)
     lengths = [max(16, model.max_model_len * (n % 12 + 1) // 16) for n in range(24)]
     apart = Workload("handoffs", 64, tuple(SimRequest(1000.0 * n, length, 4) for n, length in enumerate(lengths)))
-    run = World(apart, make_cluster(1, 1, 0, free), lambda index: Core(CoreSettings(queue_timeout_s=1e9))).run()
+    run = World(
+        apart, make_cluster(1, 1, 0, free), lambda index: Core(CoreSettings(queue_timeout_s=1e9)), _DELAYS
+    ).run()
     predicted = [record.first_token_at - record.arrived_at for record in run.records if record.first_token_at]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         seen = runner.run(_one_by_one(options, live, apart))
@@ -172,31 +178,40 @@ def _measure(options: argparse.Namespace, live: Live, workload: Workload, slo: S
     name = "simulated" if options.simulate is not None else "omni-demo"
     plan = BenchPlan(name, chat=False, stream=True, concurrency=None, timeout_s=600.0, speed=options.speed)
     pids = (*live.worker_pids, live.gateway_pid, os.getpid())
-    watches, machine, ran = [Watch([pid]) for pid in live.worker_pids], cores(), ran_s(pids)
+    watches, machine, all_ran = [Watch([pid]) for pid in live.worker_pids], cores(), ran_s(pids)
     gateway = Watch([live.gateway_pid])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         seen = [uncompressed(one, options.speed) for one in runner.run(send_all(live.url, workload, prompts, plan))]
-    used = use(machine, cores(), ran_s(pids) - ran)
+    used = use(machine, cores(), ran_s(pids) - all_ran)
     for line in faults(seen):
         say(line)
     found = bench_figures(seen, slo)
     if options.simulate is not None:  # what a pretending worker spends is simulated time, which nobody takes from it
-        return _Measured(found, {}, {}, 0.0, used)
+        return _Measured(found, {}, {}, 0.0, 0.0, used)
     names = [worker for worker, _, _ in live.workers]
     factors = {name: watch.factor() for name, watch in zip(names, watches, strict=True)}
     hops = {name: watch.turn_wait_s() for name, watch in zip(names, watches, strict=True)}
     waits = ", ".join(f"{worker} {factor:.2f}" for worker, factor in factors.items())
     say(f"slower by waiting for a core: {waits}; gateway {seconds_text(gateway.turn_wait_s())} each time it woke up")
-    return _Measured(found, factors, hops, gateway.turn_wait_s(), used)
+    ran = sum(watch.ran_s() for watch in watches)
+    return _Measured(found, factors, hops, gateway.turn_wait_s(), ran, used)
 
 
 def _pair(
-    measured: _Measured, workload: Workload, workers: tuple[SimWorker, ...], settings: CoreSettings, slo: Slo
+    measured: _Measured,
+    workload: Workload,
+    workers: tuple[SimWorker, ...],
+    settings: CoreSettings,
+    slo: Slo,
+    say: Say,
 ) -> _Pair:
-    usual = Delays()
-    delays = replace(usual, network_s=usual.network_s + measured.gateway_hop_s)
+    delays = replace(_DELAYS, network_s=_DELAYS.network_s + measured.gateway_hop_s)
     slower = [_hopping(worker, measured.hops) for worker in slowed(workers, measured.factors)]
     run = World(workload, slower, lambda index: Core(settings), delays).run()
+    if measured.engines_s:
+        factors = [measured.factors[worker.spec.name] for worker in run.workers]
+        modelled = sum(engine.counters.busy_s / factor for engine, factor in zip(run.engines, factors, strict=True))
+        say(f"engines spent {measured.engines_s:.1f} s on a core; the model says {modelled:.1f} s")
     return _Pair(measured.figures, figures(run.records, slo), measured.use)
 
 

@@ -74,6 +74,11 @@ class Watch:
         wait = sum(thread.wait_s for thread in found if thread is not None)
         return (run + wait) / run if run > 0 else 1.0
 
+    def ran_s(self) -> float:
+        """Seconds that their busiest threads, a worker's engine, have spent on a core."""
+        found = [busiest(before, threads(pid)) for pid, before in self._before.items()]
+        return sum(thread.run_s for thread in found if thread is not None)
+
     def turn_wait_s(self) -> float:
         """How long a process's main thread, which carries its connections, waited for a core each time it woke up."""
         wait, turns = 0.0, 0

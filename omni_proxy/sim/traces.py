@@ -6,6 +6,7 @@ A fault is one line with the file, the line number and the field. Instants may b
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from omni_proxy.sim.workload import SimRequest, Workload
 MOONCAKE_BLOCK_TOKENS: Final = 512
 AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _NO_SHARING_BLOCK_TOKENS: Final = 512
+_FIELD: Final = re.compile(r'"(\w{1,40})"\s*:')
 
 _Count = Annotated[int, Meta(ge=1)]
 _BlockId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -78,7 +80,7 @@ def _mooncake(path: Path) -> Iterator[SimRequest]:
             try:
                 row = _ROW.decode(line)
             except msgspec.DecodeError as exc:
-                raise ConfigError(f"{path}:{number}: {_explain(exc)}") from exc
+                raise ConfigError(f"{path}:{number}: {_explain(exc, line)}") from exc
             _check_mooncake(row, f"{path}:{number}", latest)
             latest = row.timestamp
             # An answer of no tokens is an answer of one: the engine always makes a first token.
@@ -95,10 +97,16 @@ def _check_mooncake(row: _MooncakeRow, place: str, latest: float) -> None:
         raise ConfigError(f"{place}: hash_ids: has {len(row.hash_ids)} ids, but {detail}")
 
 
-def _explain(exc: msgspec.DecodeError) -> str:
-    """msgspec's words ("Expected `int`, got `str` - at `$.input_length`") with the field in front."""
+def _explain(exc: msgspec.DecodeError, line: str) -> str:
+    """msgspec's words ("Expected `int`, got `str` - at `$.input_length`") with the field in front.
+
+    Of a line that is no JSON, cut off perhaps, it is the last field that was begun.
+    """
     rule, _, place = str(exc).partition(" - at `$")
     field = place.strip("`").lstrip(".")
+    if not isinstance(exc, msgspec.ValidationError):
+        begun = _FIELD.findall(line)
+        field = begun[-1] if begun else ""
     return f"{field}: {rule}" if field else rule
 
 

@@ -41,7 +41,10 @@ def test_a_mooncake_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ('{"timestamp": 0, "input_length": 60', "t.jsonl:2: "),
+        ('{"timestamp": 0, "input_length": 60', "t.jsonl:2: input_length: Input data was truncated"),
+        ('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1', "t.jsonl:2: hash_ids: "),
+        ('{"timesta', "t.jsonl:2: Input data was truncated"),
+        ('{"timestamp": 0, "input_length": 600 "output_length": 5}', "t.jsonl:2: output_length: JSON is malformed"),
         ('{"timestamp": 0, "input_length": "x", "output_length": 5, "hash_ids": []}', "t.jsonl:2: input_length: "),
         ('{"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": []}', "t.jsonl:2: input_length: "),
         ('{"timestamp": 0, "output_length": 5, "hash_ids": []}', "t.jsonl:2: .*input_length"),

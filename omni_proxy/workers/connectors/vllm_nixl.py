@@ -30,6 +30,10 @@ ASK_PREFILL: Final = (
 )
 
 
+_HANDED_OVER: Final = (b'{"do_remote_prefill":true,', b'{"do_remote_prefill": true,')
+"""What vLLM's parameters begin with: block ids of a long prompt follow, which need not be read a second time."""
+
+
 class _Params(Struct):
     do_remote_prefill: bool = False
 
@@ -53,6 +57,8 @@ class VllmNixl(Usual):
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, raw = read_usage_and_params(body)
+        if bytes(raw).startswith(_HANDED_OVER):
+            return PrefillAnswer(raw, usage)
         try:
             params = _PARAMS.decode(raw)
         except msgspec.DecodeError as exc:

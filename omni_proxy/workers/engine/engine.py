@@ -12,25 +12,23 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import torch
 
 from omni_kernels import StepProgress
+from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, weight_dtype
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.cache_log import CacheLog
-from omni_proxy.workers.engine.checkpoint import Checkpoint
 from omni_proxy.workers.engine.counters import Counters, read_stats
 from omni_proxy.workers.engine.draft_checkpoint import load_with_head
 from omni_proxy.workers.engine.drafting import drafter_of, learn
-from omni_proxy.workers.engine.expert_parallel.leader import ExpertOptions, ExpertParallel
 from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
-from omni_proxy.workers.engine.kv_events import KvEventPublisher
 from omni_proxy.workers.engine.kv_puller import Transfer
 from omni_proxy.workers.engine.kv_pusher import Computing
+from omni_proxy.workers.engine.outputs import output_of
 from omni_proxy.workers.engine.planner import Chunk, Planner
 from omni_proxy.workers.engine.pull import Pull, PullState
 from omni_proxy.workers.engine.runner import Runner
@@ -44,7 +42,6 @@ from omni_proxy.workers.engine.types import (
     EngineRequest,
     EngineStats,
     FinishReason,
-    Handoff,
     InvalidRequest,
     Output,
 )
@@ -53,7 +50,6 @@ from omni_proxy.workers.engine.waits import Waits
 
 log = logging.getLogger(__name__)
 
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _STOP_TIMEOUT_S: Final = 10.0
 _RESET_TIMEOUT_S: Final = 30.0
 
@@ -67,22 +63,22 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         checkpoint, head = load_with_head(
-            config.model, _DTYPES[config.dtype], config.speculation == "head", config.draft_model
+            config.model, DTYPES[config.dtype], config.speculation == "head", config.draft_model
         )
         sizes = engine_info(config, checkpoint.config, side_channel_port=0)
         self.config = config
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._experts = _expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
+        self._experts = expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
         self._runner = Runner(
             checkpoint,
             sizes.num_blocks,
             sizes.block_size,
             sizes.max_model_len,
             self._experts,
-            _weight_dtype(config),
+            weight_dtype(config),
             head,
         )
-        self._events = _publisher(config)
+        self._events = publisher(config)
         self._log = None if self._events is None else CacheLog(sizes.block_size)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
         self._drafter = drafter_of(config, sizes.max_model_len)
@@ -343,7 +339,7 @@ class Engine:
         if reason is not None:
             self._finish(seq, reason, drawn[:taken])
         elif drawn:
-            self._emit(_output(seq, drawn))
+            self._emit(output_of(seq, drawn))
 
     def _end_of(self, seq: Sequence) -> FinishReason | None:
         return finish_reason(seq, self.info.eos_token_ids, self.info.max_model_len)
@@ -365,7 +361,7 @@ class Engine:
             self._drafter.forget(seq.request_id)
         handoff = self._transfers.offer(seq) if keep else None
         self._counters.ended(reason)
-        self._emit(_output(seq, drawn, reason, handoff, error))
+        self._emit(output_of(seq, drawn, reason, handoff, error))
 
     def _end_room(self, seq: Sequence, keep: bool, reason: FinishReason) -> bool:
         """Whether a prefill leg's KV is still wanted: not when its receiver has it all, or has left."""
@@ -455,46 +451,6 @@ class Engine:
             log.exception("importing KV for %s failed", seq.request_id)
             return _say(exc)
         return None
-
-
-def _weight_dtype(config: EngineConfig) -> torch.dtype | None:
-    return torch.int8 if config.quantization == "int8" else None
-
-
-def _expert_parallel(
-    config: EngineConfig, checkpoint: Checkpoint, on_lost: Callable[[], None]
-) -> ExpertParallel | None:
-    if config.expert_parallel == 1:
-        return None
-    options = ExpertOptions(
-        config.expert_parallel, config.expert_redundancy, config.expert_window_steps, config.threads or 1
-    )
-    folder, dtype = Path(config.model), _DTYPES[config.dtype]
-    return ExpertParallel(folder, checkpoint.config, dtype, options, on_lost)
-
-
-def _output(
-    seq: Sequence,
-    drawn: tuple[Drawn, ...],
-    reason: FinishReason | None = None,
-    handoff: Handoff | None = None,
-    error: str | None = None,
-) -> Output:
-    logprobs = [one.logprob for one in drawn if one.logprob is not None]
-    return Output(
-        seq.request_id,
-        tuple([one.token_id for one in drawn]),
-        tuple(logprobs) or None,
-        reason,
-        seq.cached_tokens,
-        handoff,
-        error,
-        tuple(seq.scores) if seq.request.prompt_logprobs is not None and seq.num_generated == 1 else None,
-    )
-
-
-def _publisher(config: EngineConfig) -> KvEventPublisher | None:
-    return None if config.kv_events_port is None else KvEventPublisher(config.host, config.kv_events_port)
 
 
 def _say(exc: BaseException) -> str:

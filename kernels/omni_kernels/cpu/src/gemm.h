@@ -84,6 +84,32 @@ INLINE vu pair_load(const uint8_t* pair) {
     const vu first = (vu)panel_load<DT>(pair, 0, 0), second = (vu)panel_load<DT>(pair, 1, 0);
     return (first >> 16) | (second & 0xffff0000u);  // int8 is exact in bfloat16
 }
+// bfloat16 of 0..127, low and high bytes apart: what `pairs_of_line` looks up.
+struct Lookup {
+    alignas(64) uint8_t low[128], high[128], order[64];
+    constexpr Lookup() : low(), high(), order() {
+        for (int i = 1; i < 128; i++) {
+            int exponent = 0;
+            while (i >> (exponent + 1)) exponent++;
+            const int bits = (127 + exponent) << 7 | ((i << (7 - exponent)) & 0x7f);
+            low[i] = uint8_t(bits & 0xff);
+            high[i] = uint8_t(bits >> 8);
+        }
+        // Byte 16 l + 8 p + 2 j + h of a line: output 4 l + j, k 2 p + h.
+        for (int i = 0; i < 64; i++) order[i] = uint8_t((i / 8 % 2 * 2 + i % 2) * 16 + i / 16 * 4 + i / 2 % 4);
+    }
+};
+alignas(64) constexpr Lookup LOOKUP{};
+// Four k of an int8 panel as two vectors of pairs: a look-up, for conversions by arithmetic take twice the instructions.
+INLINE void pairs_of_line(const uint8_t* line, vu& first, vu& second) {
+    const __m512i q = _mm512_permutexvar_epi8(_mm512_load_si512(LOOKUP.order), _mm512_loadu_si512(line));
+    const __m512i size = _mm512_abs_epi8(q);
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(LOOKUP.low), size, _mm512_load_si512(LOOKUP.low + 64));
+    const __m512i top = _mm512_permutex2var_epi8(_mm512_load_si512(LOOKUP.high), size, _mm512_load_si512(LOOKUP.high + 64));
+    const __m512i high = _mm512_ternarylogic_epi32(top, q, _mm512_set1_epi8(-128), 0xf8);  // top | (q & sign)
+    first = (vu)_mm512_unpacklo_epi8(low, high);
+    second = (vu)_mm512_unpackhi_epi8(low, high);
+}
 INLINE vf dot_pair(vf sum, vu w, uint32_t x) {
     return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(x)));
 }
@@ -98,7 +124,23 @@ static void tile(const void* __restrict rows, const uint8_t* __restrict b, int64
     constexpr int64_t PAIR = 32 * (DT == OMNI_F32 ? 4 : DT == OMNI_BF16 ? 2 : 1);
     vf acc[MR * N];
     unroll<MR * N>(EACH { acc[i] = first ? vf{} : load(c + i / N * ldc + i % N * W); });
-    for (int64_t pair = 0; pair < k; pair += 2) {
+    int64_t pair = 0;
+#if defined(OMNI_PAIRS)
+    if constexpr (K_EACH<A> == 2 && DT == OMNI_I8 && MR <= 5)  // with more rows the tables find no registers
+        for (; pair + 4 <= k; pair += 4) {
+            unroll<NP>(EACH { __builtin_prefetch(ahead.at + i * ahead.stride, 0, 2); });
+            ahead.at += ahead.step;
+            unroll<NP>([&](auto p) __attribute__((always_inline)) {
+                vu first, second;
+                pairs_of_line(b + p * stride, first, second);
+                unroll<MR>(EACH { acc[i * N + p] = dot_pair(acc[i * N + p], first, a[i].bits); });
+                unroll<MR>(EACH { acc[i * N + p] = dot_pair(acc[i * N + p], second, a[MR + i].bits); });
+            });
+            a += 2 * MR;
+            b += 64;
+        }
+#endif
+    for (; pair < k; pair += 2) {
         if (DT != OMNI_I8 || (pair & 2) == 0) {  // a line of int8 serves four k
             unroll<NP>(EACH { __builtin_prefetch(ahead.at + i * ahead.stride, 0, 2); });
             ahead.at += ahead.step;

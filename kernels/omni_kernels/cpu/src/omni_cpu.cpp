@@ -101,7 +101,8 @@ std::atomic<bool> amx_on{detect_amx()};
 bool detect_pairs() {
 #if defined(__x86_64__)
     unsigned a, b, c, d;  // by the bit: compilers name this feature late
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 1 & 1);  // VBMI: how int8 becomes pairs
 #else
     return false;
 #endif

@@ -43,15 +43,13 @@ static void moe_body(Team& team, void* context) {
     if (team.sync()) moe_down<A>(team, m);
 }
 
-// Whether `each` rows of bfloat16 (on average, of one matrix) are multiplied by pairs with weights of this type.
-// int8 takes longer to become pairs than floats, which few rows do not repay.
-static bool by_pairs(int x_dtype, int weights, int64_t each) {
+// Whether rows of bfloat16 are multiplied by pairs with weights of this type.
+static bool by_pairs(int x_dtype, int weights) {
 #if defined(OMNI_PAIRS)
-    return x_dtype == OMNI_BF16 && (weights == OMNI_BF16 || (weights == OMNI_I8 && each >= 2)) && pairs_ready();
+    return x_dtype == OMNI_BF16 && (weights == OMNI_BF16 || weights == OMNI_I8) && pairs_ready();
 #else
     (void)x_dtype;
     (void)weights;
-    (void)each;
     return false;
 #endif
 }
@@ -85,7 +83,7 @@ static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_exp
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(m, carver);
     float* room = carver.take<float>(2 * n);
-    const bool pairs = by_pairs(dtype, experts->w13.dtype, rows * top_k / experts->experts);
+    const bool pairs = by_pairs(dtype, experts->w13.dtype);
     m.x = pairs ? x : widened(x, dtype, n, room);
     m.out = dtype == OMNI_F32 ? static_cast<float*>(out) : room + n;
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
@@ -118,7 +116,7 @@ static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omn
     if (!rows || !w->n) return OMNI_OK;
     LinearCall call{x, rows, w, out, out_dtype};
 #if defined(OMNI_PAIRS)
-    if (by_pairs(x_dtype, w->dtype, rows)) return run_team(threads, linear_body<Pair, uint16_t>, &call);
+    if (by_pairs(x_dtype, w->dtype)) return run_team(threads, linear_body<Pair, uint16_t>, &call);
 #endif
     float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
     if (!room) return OMNI_NO_MEMORY;
