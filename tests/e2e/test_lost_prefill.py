@@ -72,7 +72,7 @@ async def waiting(rig: Rig) -> RequestRecord:
     async with asyncio.timeout(60):
         while True:
             for record in rig.gateway.scheduling.core.records():
-                if record.marks[-1].stage is Stage.DECODE_WAITING:
+                if record.marks[-1][0] is Stage.DECODE_WAITING:
                     return record
             await asyncio.sleep(0.005)
 
