@@ -43,8 +43,8 @@ class Scheduling(Section):
     """Who has waited longer goes before all others, as far as `starved_share` goes."""
     starved_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of the workers' time that the late have while others wait, too; 1: all. Not for orders `fcfs` and `deadline`."""
-    ageing: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = 1.0
-    """Who has waited that many times as long as in order of arrival is late, too, within its class; null: nobody is."""
+    ageing: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = 1.5
+    """Waits are bounded by that many times the longest wait in order of arrival lately; null: by the timeout only."""
     fair_tenants: bool = False
     """Share the workers between tenants."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}

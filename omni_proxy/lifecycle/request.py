@@ -6,7 +6,6 @@ Only the core changes a request, and its stages only through `move` and `move_pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from omni_proxy.errors import ErrorCode
 from omni_proxy.lifecycle.enums import DECODE_WAITING, RECEIVED
@@ -45,7 +44,6 @@ class Request:
         "cached_tokens",
         "completion_tokens",
         "decode_lease",
-        "due_at",
         "first_token_at",
         "handoff_freed_at",
         "handoff_from",
@@ -69,6 +67,7 @@ class Request:
         "spec",
         "stage",
         "ttft_target_s",
+        "work_s",
     )
 
     def __init__(self, rid: str, spec: RequestSpec, now: float) -> None:
@@ -104,8 +103,8 @@ class Request:
         """When it lined up first."""
         self.ttft_target_s = spec.ttft_target_s
         """In so many seconds its first token should come: its own target, or that of its class; None: nobody says."""
-        self.due_at = inf
-        """From when on it counts as late (`scheduler/ageing.py`)."""
+        self.work_s = 0.0
+        """For so long the prefill workers together should be busy with its prompt, as it looked when it lined up."""
         self.predicted_tokens: int | None = None
         """What the worker that computes the prompt should find cached."""
         self.predicted_first_at: float | None = None

@@ -1,50 +1,100 @@
-"""How long a prompt may be passed over, and how much those get who were passed over for that long. Pure.
+"""How long a prompt may be passed over, and how much those get who were passed over for too long. Pure.
 
-Orders that prefer short prompts keep long ones waiting for as long as short ones come. Two instants end that:
+Orders that prefer short prompts keep long ones waiting for as long as short ones come. So waits are bounded, by the
+longest wait that order of arrival would have meant lately, times a factor, and by `starvation_timeout_s`. Short prompts
+go first as long as everybody can still be served within the bound; then those go that would miss it, oldest first:
 
-    aged      it has waited as long as it would have in order of arrival, times a factor: first within its class
-    starved   it has waited for `starvation_timeout_s`: first of all, whatever its class
+    oldest ──── work of those before it ────┤ slack ├ bound        a prompt that takes less than the least slack
+                                                                   may go before all of them
 
-When work exceeds capacity for a while, all that waits gets late sooner or later, and an order in which the late always
-go first is the order of arrival: everybody waits long. So the late have a share of the workers' time, the longest late
-first, and what is on time has the rest. Who is late is computed, whatever comes, once those that were late before are
-computed in that share: that is the bound.
+When work exceeds capacity not all can be in time. Then those are given up that need most work, so that the others are.
+Who has waited for longer than the bound is late. An order in which the late always go first is the order of arrival, in
+which everybody waits long; so the late have a share of the workers' time, the longest waiting first, and what is on
+time has the rest. Who is late is computed, whatever comes, once those that were late before are, in that share.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 from omni_proxy.lifecycle.request import Request
 
 _EARLIEST_S: Final = 1.0
-"""Nobody ages sooner: so long a wait is not worth a worse order."""
+"""Nobody is late sooner: so long a wait is not worth a worse order."""
+_LATELY_S: Final = 60.0
+"""For so long it is remembered how long the wait in order of arrival would have been."""
+_MARGIN_S: Final = 0.3
+"""Work begun is not broken off, and forecasts err: slack below this is none."""
+_AGAIN_S: Final = 0.1
+"""What was found of slack holds for so long: less than the margin."""
 
 
 class Ageing:
-    """Who is late, and whose turn it is. Instants in seconds, monotonic."""
+    """Who is late, who must go now not to be, and whose turn it is. Instants in seconds, monotonic."""
 
-    def __init__(self, starvation_timeout_s: float, starved_share: float, factor: float | None) -> None:
+    def __init__(self, starvation_timeout_s: float, share: float, factor: float | None, presses: bool) -> None:
+        """`factor` None: the timeout alone is the bound. `presses`: does the order pass anybody over?"""
         self._timeout_s = starvation_timeout_s
-        self._share = starved_share
+        self._share = share
         self._factor = factor
+        self._presses = presses
+        self._waits: deque[tuple[float, float]] = deque()
+        """Waits in order of arrival by their instant, each longer than all later ones."""
+        self._pressed: frozenset[str] = frozenset()
+        self._pressed_at = -inf
         self._ahead_s = 0.0
         """Work that the late had more than is their due, against that of the others; below 0: less."""
 
-    def lines_up(self, request: Request, fair_s: float) -> None:
-        """Note when a request gets late that would wait for `fair_s` in order of arrival."""
-        wait_s = self._timeout_s
-        if self._factor is not None:
-            wait_s = min(wait_s, max(_EARLIEST_S, self._factor * fair_s))
-        request.due_at = min(request.due_at, request.queued_at + wait_s)
+    def lines_up(self, fair_s: float, now: float) -> None:
+        """A request comes that would wait for `fair_s` in order of arrival."""
+        if self._factor is None:
+            return
+        waits = self._waits
+        while waits and waits[-1][1] <= fair_s:
+            waits.pop()
+        waits.append((now, fair_s))
+        while waits[0][0] < now - _LATELY_S:
+            waits.popleft()
+
+    @property
+    def bound_s(self) -> float:
+        """Who has waited for longer is late."""
+        if self._factor is None or not self._waits:
+            return self._timeout_s
+        return min(self._timeout_s, max(_EARLIEST_S, self._factor * self._waits[0][1]))
 
     def is_starved(self, request: Request, now: float) -> bool:
         """Has a request waited for longer than the timeout?"""
         return now >= request.queued_at + self._timeout_s
 
     def is_late(self, request: Request, now: float) -> bool:
-        """Is a request starved or aged?"""
-        return now >= request.due_at or self.is_starved(request, now)
+        """Has a request waited for longer than the bound?"""
+        return now >= request.queued_at + self.bound_s
+
+    def pressed(self, on_time: Sequence[Request], first: Request, late: bool, now: float) -> frozenset[str]:
+        """Which of those on time must go before `first`, if as many as can be are to be served within the bound.
+
+        `late`: do others wait that are late, and have their share?
+        """
+        if self._presses and now - self._pressed_at >= _AGAIN_S:
+            self._pressed_at = now
+            self._pressed = self._find_pressed(on_time, first, late, now)
+        return self._pressed
+
+    def _find_pressed(self, on_time: Sequence[Request], first: Request, late: bool, now: float) -> frozenset[str]:
+        part = 1.0 - self._share if late and self._share < 1.0 else 1.0
+        bound_s, margin_s = self.bound_s, _MARGIN_S + first.work_s
+        oldest = min([r.queued_at for r in on_time])
+        if now - oldest + sum([r.work_s for r in on_time]) / part + margin_s <= bound_s:
+            return frozenset()  # in any order
+        by_age = sorted([(r.queued_at, place) for place, r in enumerate(on_time)])
+        until = bound_s - now
+        rows = [(since + until, on_time[place].work_s / part, place) for since, place in by_age]
+        return _before_least_slack(_feasible(rows), margin_s, on_time)
 
     @property
     def late_first(self) -> bool:
@@ -58,3 +108,42 @@ class Ageing:
     def even(self) -> None:
         """Nobody waits, or only one kind does: nobody owes anybody anything."""
         self._ahead_s = 0.0
+
+
+_Row = tuple[float, float, int]
+"""Seconds that are left, seconds of work, place in the queue; the least left first."""
+
+
+def _feasible(rows: Sequence[_Row]) -> Sequence[_Row]:
+    """As many of these as can be done in time one after another: where that fails, the largest is left out."""
+    if _all_in_time(rows):
+        return rows
+    kept: list[tuple[float, int]] = []
+    sum_s, left_out = 0.0, set()
+    for place, (left_s, work_s, _) in enumerate(rows):
+        sum_s += work_s
+        heapq.heappush(kept, (-work_s, place))
+        while kept and sum_s > left_s:
+            largest, which = heapq.heappop(kept)
+            sum_s += largest
+            left_out.add(which)
+    return [row for place, row in enumerate(rows) if place not in left_out]
+
+
+def _all_in_time(rows: Sequence[_Row]) -> bool:
+    sum_s = 0.0
+    for left_s, work_s, _ in rows:
+        sum_s += work_s
+        if sum_s > left_s:
+            return False
+    return True
+
+
+def _before_least_slack(rows: Sequence[_Row], margin_s: float, waiting: Sequence[Request]) -> frozenset[str]:
+    """Those up to the one with the least slack, if that is below the margin."""
+    sum_s, least, upto = 0.0, inf, 0
+    for count, (left_s, work_s, _) in enumerate(rows, 1):
+        sum_s += work_s
+        if left_s - sum_s < least:
+            least, upto = left_s - sum_s, count
+    return frozenset([waiting[place].rid for _, _, place in rows[:upto]]) if least < margin_s else frozenset()

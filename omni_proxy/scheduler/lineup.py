@@ -2,14 +2,14 @@
 
 First those that had their turn before (retries), then, as far as their share goes, those that have waited for longer
 than the starvation timeout, the longest waiting first; then the client's priority classes, the lowest number first as
-engines have it; within a class fair shares of the tenants, where asked for; within those, as far as their share goes,
-those that have aged (`ageing.py`), and then the order of the config.
+engines have it; within a class fair shares of the tenants, where asked for; within those the late, as far as their
+share goes, those that would be late otherwise (`ageing.py`), and then the order of the config.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from omni_proxy.lifecycle.request import Request
@@ -27,7 +27,7 @@ _STARVED_LATER: Final = 3
 """Groups: the lowest goes first."""
 
 _Standing = tuple[int, int, int, float, int, Request]
-"""Group, class, turn of the aged, rank, position: unique before the request is compared."""
+"""Group, class, turn of the late, rank, position: unique before the request is compared."""
 
 
 class Shares:
@@ -79,9 +79,9 @@ class Lineup:
         self._ageing = ageing
         self._shares = shares
 
-    def lines_up(self, request: Request, fair_s: float) -> None:
+    def lines_up(self, fair_s: float, now: float) -> None:
         """A request begins to wait; in order of arrival that would take `fair_s` seconds."""
-        self._ageing.lines_up(request, fair_s)
+        self._ageing.lines_up(fair_s, now)
 
     def took(self, request: Request, uncached: int, cost_s: float, now: float) -> None:
         """A request got its worker: so many tokens to compute, which takes so many seconds."""
@@ -100,26 +100,41 @@ class Lineup:
         if len(waiting) < 2:
             self._ageing.even()
             return waiting
-        ageing, late_first = self._ageing, self._ageing.late_first
-        starved_group, aged_place = (_STARVED, 0) if late_first else (_STARVED_LATER, 2)
-        late = 0
+        ageing = self._ageing
+        starved_group, late_turn = (_STARVED, 0) if ageing.late_first else (_STARVED_LATER, 2)
+        due = now - ageing.bound_s
+        on_time: list[_Standing] = []
         standings: list[_Standing] = []
         for place, (request, rank) in enumerate(zip(waiting, self._order.ranks(waiting, now), strict=True)):
+            priority, since = request.spec.priority, request.queued_at
             if request.retries and queue.goes_first(request):
-                standings.append((_AGAIN, 0, 0, request.queued_at, place, request))
-            elif not ageing.is_late(request, now):
-                standings.append((_ORDINARY, request.spec.priority, 1, rank, place, request))
+                standing = (_AGAIN, 0, 0, since, place, request)
+            elif since > due:
+                standing = (_ORDINARY, priority, 1, rank, place, request)
+                on_time.append(standing)
+            elif ageing.is_starved(request, now):
+                standing = (starved_group, 0, 0, since, place, request)
             else:
-                late += 1
-                if ageing.is_starved(request, now):
-                    standings.append((starved_group, 0, 0, request.queued_at, place, request))
-                else:
-                    standings.append((_ORDINARY, request.spec.priority, aged_place, request.due_at, place, request))
+                standing = (_ORDINARY, priority, late_turn, since, place, request)
+            standings.append(standing)
+        late = len(waiting) - len(on_time)
+        for request, place in self._pressed(on_time, late > 0, now):
+            standings[place] = (_ORDINARY, request.spec.priority, 0, request.queued_at, place, request)
         if not 0 < late < len(waiting):
             ageing.even()
         if self._shares is None:
             return [standing[5] for standing in heapq.nsmallest(count, standings)]
         return self._fair(sorted(standings), count, self._shares)
+
+    def _pressed(self, on_time: Sequence[_Standing], late: bool, now: float) -> Iterator[tuple[Request, int]]:
+        """Who must go before the first in the order, of the class whose turn it is, with its place. `late`: are any?"""
+        if not on_time:
+            return
+        first = min(on_time)
+        rows = [standing[5] for standing in on_time if standing[1] == first[1]]
+        pressed = self._ageing.pressed(rows, first[5], late, now)
+        if pressed:
+            yield from [(standing[5], standing[4]) for standing in on_time if standing[5].rid in pressed]
 
     def _fair(self, standings: list[_Standing], count: int, shares: Shares) -> list[Request]:
         """Each class of the ordinary ones merged by fair shares; those in front of them as they are."""

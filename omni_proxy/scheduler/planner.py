@@ -112,7 +112,9 @@ class Planner:
         """Line up: for P, in parallel mode P and D; or for D, behind those only who want the same D workers."""
         line: tuple[str, ...] = (request.model,)
         if request.stage is Stage.PREFILL_WAITING:
-            self._lineup.lines_up(request, self.drain_s(request.marks[-1][1]))  # it has just entered its stage
+            now = request.marks[-1][1]  # it has just entered its stage
+            self._lineup.lines_up(self.drain_s(now), now)
+            request.work_s = self._work_s(request)
             self.prefill_queue.push(request, line, deadline, first)
             return
         if request.handoff_from is not None and (peer := self.ledger.get(request.handoff_from)) is not None:
@@ -195,6 +197,15 @@ class Planner:
         if decode is not None:
             self._booking.grant_decode(request, decode.placement, 0)
         return True
+
+    def _work_s(self, request: Request) -> float:
+        """For how long a prompt keeps all prefill workers together busy; 0 where there are none."""
+        count = max(1, self.ledger.prefill_count)
+        for worker in self.ledger:
+            if worker.prefills and worker.takes_work:
+                cached = request.best_cached
+                return worker.backlog.cost.seconds(request.prompt_tokens - cached, cached) / count
+        return 0.0
 
     def drain_s(self, now: float) -> float:
         """How long the prefill workers should take for all that waits by now; 0 where there are none."""

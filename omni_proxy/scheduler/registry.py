@@ -37,5 +37,6 @@ def make_lineup(settings: SchedulingSettings) -> Lineup:
         settings.starvation_timeout_s,
         settings.starved_share if prefers_short else 1.0,
         settings.ageing if prefers_short else None,
+        prefers_short,
     )
     return Lineup(make_order(settings), ageing, shares)

@@ -38,9 +38,11 @@ class SchedulingSettings:
     starvation_timeout_s: float = 30.0
     """Who has waited longer goes before all others, the longest waiting first, as far as their share goes."""
     starved_share: float = 0.5
-    """Of the workers' time that those have who are late while others wait, too; 1: all."""
-    ageing: float | None = 1.0
-    """Who has waited that many times as long as in order of arrival goes first within its class; None: nobody does."""
+    """Of the workers' time that those have who have waited too long while others wait, too; 1: all."""
+    ageing: float | None = 1.5
+    """Nobody of a class waits for longer than that many times the longest wait in order of arrival, if that can be had.
+
+    None: only the timeout bounds waits."""
     fair_tenants: bool = False
     """Share the workers between the tenants that wait, by weight."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)

@@ -17,8 +17,8 @@ _CHANGES: Final[tuple[tuple[str, dict[str, object]], ...]] = (
     ("order fcfs", {"order": "fcfs"}),
     ("order shortest-uncached", {"order": "shortest-uncached"}),
     ("order omni-nginx", {"order": "omni-nginx"}),
-    ("nobody ages", {"ageing": None}),
-    ("starved before all", {"starved_share": 1.0}),
+    ("the timeout alone bounds waits", {"ageing": None}),
+    ("the late before all", {"starved_share": 1.0}),
     ("nobody starves", {"starvation_timeout_s": 1e9}),
     ("handoff by cost", {"aggregate_below_tokens": None}),
 )
