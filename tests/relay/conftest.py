@@ -107,13 +107,6 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
     return {"uvloop": uvloop.new_event_loop}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A soak and a run under AddressSanitizer take their time: only where their marker asks (`-m soak`)."""
-    for mark in ("soak", "asan"):
-        if mark not in config.option.markexpr:
-            items[:] = [item for item in items if item.get_closest_marker(mark) is None]
-
-
 @pytest.fixture(autouse=True)
 def _no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Whatever workers and clients do, nothing here is an error of the gateway's own."""
