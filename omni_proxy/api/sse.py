@@ -7,6 +7,7 @@ events that show a marker are parsed: the first ones until content appears, thos
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -98,9 +99,13 @@ class StreamScan:
             if not data:
                 return data
         if _has(data, _GAVE_UP) and not self._own_stop:
-            data = self._until_given_up(data)
+            data = self._until(data, gives_up, "recomputed")
         if not self.first_content:
+            opening = self.opening
             self._look_for_content(data)
+            if opening and not self.first_content and _has(data, _ABANDONED):
+                data = self._until(data, abandons, "abandoned")
+                self.opening = self.broke is not None or self.opening
         if _has(data, _ERROR_MARK):
             self._look_for_error(data)
         if _has(data, DONE) and any(payload == DONE for payload in payloads(data)):
@@ -134,12 +139,12 @@ class StreamScan:
         self._tail = data[cut:]
         return data[:cut]
 
-    def _until_given_up(self, data: bytes) -> bytes:
+    def _until(self, data: bytes, gives_up: Callable[[bytes], bool], word: str) -> bytes:
         """What stands before the event with which a worker gives an answer up; that one is not for the client."""
         parts = BOUNDARY.split(data)
         for number in range(0, len(parts), 2):
             if any(map(gives_up, payloads(parts[number]))):
-                self.broke = Failure(FailureKind.GAVE_UP, "recomputed", answered=True)
+                self.broke = Failure(FailureKind.GAVE_UP, word, answered=True)
                 return b"".join(parts[:number])
         return data
 

@@ -163,6 +163,36 @@ async def test_an_abandoned_answer_starts_over_from_p(start: Start, stream: bool
     await rig.idle()
 
 
+def abandons_after(*events: bytes) -> Script:
+    """D that gives its stream up behind these events."""
+
+    async def script(seen: Seen) -> None:
+        await seen.open_stream()
+        for part in (*events, b"data: " + ABANDONED + b"\n\n", DONE):
+            await seen.chunk(part)
+        await seen.end_stream()
+
+    return script
+
+
+async def test_a_stream_of_which_nothing_was_shown_starts_over(start: Start) -> None:
+    rig = await start(p0=prefill_ok, d0=in_turn(abandons_after(event(role="assistant", content="")), decode_stream))
+    answer = await rig.chat(stream=True)
+    assert b"abandoned" not in answer.content
+    assert answer.content.count(b'"role"') == 1
+    assert answer.content.endswith(DONE)
+    assert asked(rig["p0"]) == asked(rig["d0"]) == 2
+    await rig.idle()
+
+
+async def test_a_stream_that_was_seen_tells_its_client(start: Start) -> None:
+    rig = await start(p0=prefill_ok, d0=abandons_after(event(role="assistant", content=""), event("Hel")))
+    answer = await rig.chat(stream=True)
+    assert answer.content.count(ABANDONED) == 1
+    assert asked(rig["p0"]) == asked(rig["d0"]) == 1
+    await rig.idle()
+
+
 async def test_an_abandoned_prefill_goes_elsewhere(start: Start) -> None:
     begun = in_turn(busy(ABANDONED), prefill_ok)
     rig = await start({"retries": {"max": 1}}, p0=begun, p1=begun, d0=decode_stream)
