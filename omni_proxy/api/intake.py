@@ -22,7 +22,7 @@ from omni_proxy.api.http_out import JSON_TYPE
 from omni_proxy.api.said import Said
 from omni_proxy.api.served import ServedModels
 from omni_proxy.api.timing import Timing
-from omni_proxy.call import TOKENIZE, Call
+from omni_proxy.call import RESPONSES, TOKENIZE, Call
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import Arrived, Mode, Role
 from omni_proxy.prompts.media import media_of
@@ -93,6 +93,8 @@ class Intake:
         if not call.model:
             call.model = self._only_model()
         self._served.take(call)
+        if call.path == RESPONSES and not call.whole and self._finds_kv_by_id(call.model):
+            call.whole, call.whole_because = True, "input"
         call.media = media = media_of(call)
         if media:
             call.prompt_bytes = len(body) - sum([item.size for item in media])
@@ -123,6 +125,13 @@ class Intake:
             else:
                 self._edge.exchanges.pop(part.rid, None)
         return True
+
+    def _finds_kv_by_id(self, model: str) -> bool:
+        """Would a D look for KV by an id that is ours? Engines give responses ids of their own."""
+        return any(
+            upstream.connector.kv_by_id and (not upstream.member.models or model in upstream.member.models)
+            for upstream in self._upstreams.values()
+        )
 
     def _must_divide(self, call: Call) -> bool:
         """Is there no worker that could make all of its answers by itself?

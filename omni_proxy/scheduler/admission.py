@@ -14,7 +14,7 @@ from omni_proxy.scheduler.queue import WaitingQueue
 
 _NOBODY_ALONE = (
     "This needs a worker that does prefill and decode by itself (several answers or prompts in one request, 'echo', "
-    "'prompt_logprobs', or an endpoint that makes no text), and this model has none."
+    "'prompt_logprobs', an endpoint that makes no text, or one whose KV cannot be handed over): this model has none."
 )
 
 

@@ -117,23 +117,19 @@ def _no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A module that says `WITH_AND_WITHOUT_PUMP = True` is run twice."""
-    if "pumps" in metafunc.fixturenames and getattr(metafunc.module, "WITH_AND_WITHOUT_PUMP", False):
+    if "start" in metafunc.fixturenames and getattr(metafunc.module, "WITH_AND_WITHOUT_PUMP", False):
         ways = [True, False] if BUILT else [False]
-        metafunc.parametrize("pumps", ways, ids=["pump" if way else "python" for way in ways], indirect=True)
+        metafunc.parametrize("start", ways, ids=["pump" if way else "python" for way in ways], indirect=True)
 
 
 @pytest.fixture
-def pumps(request: pytest.FixtureRequest) -> bool:
-    """Does the gateway have its pump, where one is built?"""
-    return bool(getattr(request, "param", True))
-
-
-@pytest.fixture
-async def start(pumps: bool) -> AsyncIterator[Start]:
+async def start(request: pytest.FixtureRequest) -> AsyncIterator[Start]:
     """`await start(p0=script, d0=script, ...)`: names that begin with p, d or m say the role.
 
     The config is that of a file without `workers`; `connector` is for all of them, `each` has further keys by name.
+    Its parameter says whether the gateway has its pump, where one is built.
     """
+    pumps = bool(getattr(request, "param", True))
     async with contextlib.AsyncExitStack() as stack:
 
         async def begin(config: dict[str, Any] | None = None, wait: bool = True, **scripts: Script) -> Rig:

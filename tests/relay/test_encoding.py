@@ -48,7 +48,7 @@ async def test_each_item_is_encoded_before_p_is_asked(start: Start) -> None:
     parts = [image("http://x/a.png", z=1.5), SOUND, image("data:image/png;base64,AAAA")]
     answer = await rig.chat(messages=messages(*parts), max_tokens=9)
     assert answer.status_code == 200
-    assert 0 < (await rig.timeline(answer))["encode_s"] < 5
+    assert 0 <= (await rig.timeline(answer))["encode_s"] < 5  # the loop counts milliseconds
     assert "omni_encode_seconds_count 1.0" in (await rig.client.get("/metrics")).text
     assert sorted(items(rig), key=str) == sorted([[part] for part in parts], key=str)
     for name in ("m0", "m1"):

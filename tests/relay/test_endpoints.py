@@ -284,6 +284,20 @@ async def test_responses_in_the_background_are_one_workers_business(start: Start
     await rig.idle()
 
 
+async def test_responses_are_one_workers_business_where_their_id_would_be_the_key_to_kv(start: Start) -> None:
+    rig = await start({"connector": "omni-llmdatadist"}, p0=prefill_ok, d0=decode_stream)
+    assert (await rig.client.post(RESPONSES, json=BODIES[RESPONSES])).status_code == 200
+    assert not rig["p0"].seen
+    assert (await rig.chat()).status_code == 200
+    assert len(rig["p0"].seen) == 1
+    await rig.idle()
+    addresses = {"p0": {"kv_address": "127.0.0.1:1"}, "d0": {"kv_address": "127.0.0.1:2"}}
+    rig = await start({"connector": "vllm-p2p-nccl", "each": addresses}, p0=prefill_ok, d0=decode_stream)
+    answer = await rig.client.post(RESPONSES, json=BODIES[RESPONSES])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input"), answer.text
+    assert rig.untouched()
+
+
 async def test_wrong_bodies_are_refused_by_name(start: Start) -> None:
     rig = await start()
     for path, body, param in (

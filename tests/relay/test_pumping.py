@@ -388,7 +388,7 @@ async def test_each_client_gets_its_own(talking: tuple[Rig, Talk]) -> None:
 # -------------------------------------------------------------------------------------- counting
 
 
-@pytest.mark.parametrize("pumps", [True, False], indirect=True)
+@pytest.mark.parametrize(("start", "pumps"), [(True, True), (False, False)], indirect=["start"])
 async def test_counts_are_the_same_with_and_without(start: Start, pumps: bool) -> None:
     """Every read with something of the body in it ends a gap, and bytes are the body's."""
     talk = Talk()

@@ -18,7 +18,6 @@ from tests.relay.light import WHOLE, LightWorker
 from tests.relay.raw import RawClient, Response, chat, post
 from tests.relay.scripted import DONE
 
-WITH_AND_WITHOUT_PUMP = True
 ANSWER_LIMIT_S = 120.0
 START_S = 2.0
 """Over so long the users come."""
@@ -167,6 +166,7 @@ def allow_files(count: int) -> None:
         pytest.param(LONG, marks=[pytest.mark.soak, pytest.mark.timeout(400)], id="long"),
     ],
 )
+@pytest.mark.parametrize("pumps", [True, False], ids=["pump", "python"])
 async def test_soak(load: Load, pumps: bool) -> None:
     allow_files(load.users * FILES_PER_STREAM)
     workers = {name: LightWorker(name.startswith("d"), load.tick_s) for name in ("p0", "p1", "d0", "d1")}

@@ -26,6 +26,7 @@ class AscendLayerwise(Usual):
 
     name = "ascend-layerwise"
     modes = (Mode.PARALLEL, Mode.AGGREGATED)
+    kv_by_id = True
     order = Order.DECODE_FIRST
 
     def request_id(self, pair: Pair) -> bytes:

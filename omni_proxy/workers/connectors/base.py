@@ -112,6 +112,11 @@ class Connector(Protocol):
         ...
 
     @property
+    def kv_by_id(self) -> bool:
+        """Is the request's id what D finds its KV by? Then it has to be ours, and engines give responses their own."""
+        ...
+
+    @property
     def kv_lease_s(self) -> float | None:
         """How long P usually keeps KV that nobody pulls; None: it does not, or that is not known."""
         ...
@@ -159,6 +164,7 @@ class Usual:
     ids_fields: Mapping[str, str] = {}
     controls: Mapping[str, str] = {}
     token_reports: TokenReports | None = None
+    kv_by_id: bool = False
     kv_lease_s: float | None = None
     releases_kv: bool = False
     aborts_by_call: bool = False

@@ -59,7 +59,7 @@ def treatment(connector: Connector, path: str, extra: dict[str, Any]) -> str:
     """How workers of a connector serve a request where no others serve its model."""
     call = parse_call(path, msgspec.json.encode({"model": "m", **_BODIES.get(path, {}), **extra}))
     alone = Mode.AGGREGATED in connector.modes
-    if not call.whole:
+    if not call.whole and not (path == RESPONSES and connector.kv_by_id):
         return ONE_WORKER if connector.modes == (Mode.AGGREGATED,) else SHARED
     if not alone and path in TOKENIZE:
         return "the gateway"

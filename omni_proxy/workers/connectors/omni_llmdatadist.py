@@ -31,6 +31,7 @@ class OmniLlmDataDist(Usual):
     kv_lease_s = 600.0
     """Its `BLOCK_RELEASE_DELAY`."""
     modes = (Mode.SEQUENTIAL, Mode.PARALLEL, Mode.AGGREGATED)
+    kv_by_id = True
 
     def request_id(self, pair: Pair) -> bytes:
         # With D2P the id is the key under which D asks for its KV.

@@ -28,6 +28,7 @@ class VllmP2pNccl(Usual):
     name = "vllm-p2p-nccl"
     token_reports = VLLM
     modes = (Mode.PARALLEL,)
+    kv_by_id = True
     order = Order.PREFILL_FIRST
 
     def request_id(self, pair: Pair) -> bytes:
