@@ -2,8 +2,9 @@
 
 Starts workers and a gateway on this machine, measures one worker alone for its engine model (or takes the preset that
 its workers pretend to be), sends the workload several times with cold caches, simulates it, and compares. Where workers
-compute for real they share the machine's cores, with each other and with whoever else is there; the simulated ones are
-as much slower as the kernel counted that the live ones waited for a core.
+compute for real they share the machine's cores, caches and memory, with each other and with whoever else is there; the
+simulated ones are as much slower as the kernel counted that the live ones waited for a core, and as the live ones spent
+more on their cores than one worker alone.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class _Measured:
     hops: dict[str, float]
     """How long each worker's connections waited before they were served, in seconds."""
     gateway_hop_s: float
-    engines_s: float
-    """What all engines spent on a core."""
+    engines_s: dict[str, float]
+    """What each worker's engine spent on a core."""
     use: Use | None
 
 
@@ -187,13 +188,13 @@ def _measure(options: argparse.Namespace, live: Live, workload: Workload, slo: S
         say(line)
     found = bench_figures(seen, slo)
     if options.simulate is not None:  # what a pretending worker spends is simulated time, which nobody takes from it
-        return _Measured(found, {}, {}, 0.0, 0.0, used)
+        return _Measured(found, {}, {}, 0.0, {}, used)
     names = [worker for worker, _, _ in live.workers]
     factors = {name: watch.factor() for name, watch in zip(names, watches, strict=True)}
     hops = {name: watch.turn_wait_s() for name, watch in zip(names, watches, strict=True)}
     waits = ", ".join(f"{worker} {factor:.2f}" for worker, factor in factors.items())
     say(f"slower by waiting for a core: {waits}; gateway {seconds_text(gateway.turn_wait_s())} each time it woke up")
-    ran = sum(watch.ran_s() for watch in watches)
+    ran = {name: watch.ran_s() for name, watch in zip(names, watches, strict=True)}
     return _Measured(found, factors, hops, gateway.turn_wait_s(), ran, used)
 
 
@@ -206,12 +207,17 @@ def _pair(
     say: Say,
 ) -> _Pair:
     delays = replace(_DELAYS, network_s=_DELAYS.network_s + measured.gateway_hop_s)
-    slower = [_hopping(worker, measured.hops) for worker in slowed(workers, measured.factors)]
+    slower = tuple(_hopping(worker, measured.hops) for worker in slowed(workers, measured.factors))
     run = World(workload, slower, lambda index: Core(settings), delays).run()
     if measured.engines_s:
-        factors = [measured.factors[worker.spec.name] for worker in run.workers]
-        modelled = sum(engine.counters.busy_s / factor for engine, factor in zip(run.engines, factors, strict=True))
-        say(f"engines spent {measured.engines_s:.1f} s on a core; the model says {modelled:.1f} s")
+        modelled = {
+            worker.spec.name: engine.counters.busy_s / measured.factors[worker.spec.name]
+            for worker, engine in zip(run.workers, run.engines, strict=True)
+        }
+        spent, meant = sum(measured.engines_s.values()), sum(modelled.values())
+        say(f"engines spent {spent:.1f} s on a core where the model, from one that was alone, says {meant:.1f} s")
+        beside = {name: measured.engines_s[name] / busy_s for name, busy_s in modelled.items() if busy_s}
+        run = World(workload, slowed(slower, beside), lambda index: Core(settings), delays).run()
     return _Pair(measured.figures, figures(run.records, slo), measured.use)
 
 
