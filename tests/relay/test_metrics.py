@@ -73,7 +73,9 @@ async def test_a_handoff_is_counted_with_its_time_and_tokens(start: Start) -> No
 
 
 async def test_a_worker_that_fails_is_counted_until_it_leaves(start: Start) -> None:
-    rig = await start({"limits": {"no_worker_timeout_s": 0.3}}, p0=refuses, p1=prefill_ok, d0=decode_stream)
+    # The request finds out that D has gone, not a probe.
+    config = {"limits": {"no_worker_timeout_s": 0.3}, "health": {"interval_s": 60}}
+    rig = await start(config, p0=refuses, p1=prefill_ok, d0=decode_stream)
     await asyncio.gather(*(rig.chat() for _ in range(4)))
     await rig.idle()
     found = await scrape(rig)
