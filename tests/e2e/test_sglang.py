@@ -114,5 +114,7 @@ async def test_a_killed_prefill_worker_ends_both_legs(cluster: Cluster) -> None:
             await asyncio.sleep(0.005)
     os.kill(cluster.prefill_pid, signal.SIGKILL)
     answer = await asked
-    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "worker_closed")
+    assert answer.status_code == 502
+    # A kept connection that dies is tried afresh, and then nobody is there.
+    assert answer.json()["error"]["code"] in ("worker_closed", "worker_unreachable")
     await rig.idle()

@@ -79,7 +79,7 @@ async def test_a_body_that_trickles_in_is_given_up_and_a_steady_one_is_not(start
             one.writer.write(body[at : at + size])
             await asyncio.sleep(0.05)
 
-    sending = [asyncio.create_task(send(client, 4)), asyncio.create_task(send(steady, 300))]
+    sending = [asyncio.create_task(send(client, 4)), asyncio.create_task(send(steady, 600))]
     async with asyncio.timeout(10):
         assert (await client.response()).status == 408
         assert (await steady.response()).status == 200
