@@ -275,5 +275,5 @@ def test_kv_that_waited_longer_than_its_lease_is_not_sent(cluster: Cluster) -> N
         timeline = gate.timeline(answer)
     assert [p["leg"] for p in timeline["placements"]] == ["prefill", "prefill", "decode"]
     assert p0.metric("vllm:request_success_total") - prefills == 3
-    until(lambda: p0.metric("vllm:nixl_num_kv_expired_reqs_total") - expired == 1)
+    until(lambda: p0.metric("vllm:nixl_num_kv_expired_reqs_total") - expired >= 1)
     assert text_of(COMPLETIONS, answer.json()) == text_of(COMPLETIONS, cluster["d1"].post(COMPLETIONS, late).json())
