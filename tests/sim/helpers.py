@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from omni_proxy.core import Core, CoreSettings
+from omni_proxy.messages import Effect, Event
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.engine import Engine, Notice
 from omni_proxy.sim.engine_model import EngineModel
@@ -103,3 +104,21 @@ def simulate(workload: Workload, prefill: int = 1, decode: int = 1, mixed: int =
         return Core(chosen)
 
     return World(workload, make_cluster(prefill, decode, mixed, SMALL), make_core).run()
+
+
+class Checked:
+    """The live core, asked after each event whether its books are right."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects = self._core.handle(event, now)
+        self._core.check()
+        return effects
+
+    def next_wakeup(self) -> float | None:
+        return self._core.next_wakeup()
+
+    def waiting(self) -> tuple[int, int]:
+        return self._core.waiting()

@@ -13,32 +13,25 @@ from omni_proxy.messages import Cancelled, Effect, Event, Mode, StartDecode, Sta
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.synthetic import parse_synthetic
 from omni_proxy.sim.world import World
-from tests.sim.helpers import SMALL
+from tests.sim.helpers import SMALL, Checked
 
 
-class Fickle:
+class Fickle(Checked):
     """The live core whose clients leave in the middle: after some legs have begun, it is told that theirs are gone."""
 
     def __init__(self, core: Core, chance: random.Random) -> None:
-        self._core = core
+        super().__init__(core)
         self._chance = chance
         self._leaving: list[str] = []
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        effects = self._core.handle(event, now)
+        effects = super().handle(event, now)
         for effect in effects:
             if isinstance(effect, StartPrefill | StartDecode) and self._chance.random() < 0.3:
                 self._leaving.append(effect.lease.rid)
         if self._leaving and self._chance.random() < 0.3:
-            effects += self._core.handle(Cancelled(self._leaving.pop(0)), now)
-        self._core.check()
+            effects += super().handle(Cancelled(self._leaving.pop(0)), now)
         return effects
-
-    def next_wakeup(self) -> float | None:
-        return self._core.next_wakeup()
-
-    def waiting(self) -> tuple[int, int]:
-        return self._core.waiting()
 
 
 @pytest.mark.slow

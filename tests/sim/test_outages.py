@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omni_proxy.cli import main
 from omni_proxy.config import Config, ConfigError
 from omni_proxy.core import Core, CoreSettings
-from omni_proxy.messages import Effect, Event, Mode, Outcome, WorkerDown, WorkerUp
+from omni_proxy.messages import Event, Mode, Outcome, WorkerDown, WorkerUp
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.engine import Notice
 from omni_proxy.sim.outages import Outage, OutagePlan, checked, outage_figures, parse_outage, random_outages
@@ -22,7 +22,7 @@ from omni_proxy.sim.setup import plan_for
 from omni_proxy.sim.synthetic import parse_synthetic
 from omni_proxy.sim.workload import Workload
 from omni_proxy.sim.world import World
-from tests.sim.helpers import SMALL, engine, job, requests
+from tests.sim.helpers import SMALL, Checked, engine, job, requests
 
 
 def run_with(
@@ -118,24 +118,6 @@ def test_an_engine_that_dies_keeps_what_it_counted() -> None:
     one.submit(third, 10.0)
     told = [(notice, found) for _ in range(4) if one.wake_at is not None for notice, found in one.advance(one.wake_at)]
     assert (Notice.FINISHED, third) in told
-
-
-class Checked:
-    """The live core, asked after each event whether its books are right."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        effects = self._core.handle(event, now)
-        self._core.check()
-        return effects
-
-    def next_wakeup(self) -> float | None:
-        return self._core.next_wakeup()
-
-    def waiting(self) -> tuple[int, int]:
-        return self._core.waiting()
 
 
 @pytest.mark.slow
