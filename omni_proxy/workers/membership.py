@@ -10,47 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import httpx
 import msgspec
 from msgspec import Raw
 
 from omni_proxy.config import ConnectorName, Health, Worker
-from omni_proxy.messages import Event, Role, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerUp
+from omni_proxy.messages import Event, WorkerAdded, WorkerDown, WorkerDraining, WorkerRemoved, WorkerUp
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.connectors.vllm_mooncake import BOOTSTRAP_PORT
-from omni_proxy.workers.described import client_files, dp_size, listed, members, models_of, rank_names, specs
+from omni_proxy.workers.described import client_files, dp_size, listed, rank_names, specs
 from omni_proxy.workers.fit import Unfit, apart, connector_of, missing_of
 from omni_proxy.workers.member import Member
 from omni_proxy.workers.probe import Description, Probe, Unclear
+from omni_proxy.workers.watched import KNOWN_TO_FRONTS, Watched, address, is_found_by_bootstrap, may_exchange, shown
 
 logger = logging.getLogger(__name__)
-
-_UNKNOWN = Description((), (), None, None)
-_KNOWN_TO_FRONTS = (Role.ENCODE, Role.MIXED)
-"""Whether these can be used is told to those who send requests, too."""
-
-
-@dataclass(slots=True)
-class _Watched:
-    config: Worker
-    probe: Probe
-    task: asyncio.Task[None] | None = None
-    up: bool = False
-    leaving: bool = False
-    """It drains, to be removed."""
-    held: str = ""
-    """Why it gets no work although it answers; empty: it gets some."""
-    description: Description = _UNKNOWN
-    connector: str = ""
-    """Empty: not known yet."""
-    names: tuple[str, ...] = ()
-    """Its members, one for each data-parallel rank."""
-    refused: str = ""
-    """Why it is not used although it answers."""
-    shown: tuple[Member, ...] | None = None
-    """Its ranks as those who send requests see them, while nothing about them changes."""
 
 
 class Membership:
@@ -61,7 +36,7 @@ class Membership:
         self._callbacks = callbacks
         """Does the gateway listen to workers that ask for their prefill?"""
         self._health = health
-        self._members: dict[str, _Watched] = {}
+        self._members: dict[str, Watched] = {}
         self._described: list[Callable[[Worker, Description], None]] = []
         self._listeners: list[Callable[[tuple[Member, ...]], None]] = []
         self._told: tuple[Member, ...] = ()
@@ -82,7 +57,7 @@ class Membership:
 
     def members(self) -> tuple[Member, ...]:
         """All members as those who send requests need them."""
-        return tuple(member for watched in self._members.values() for member in _shown(watched))
+        return tuple(member for watched in self._members.values() for member in shown(watched))
 
     # ------------------------------------------------------------------ changes
 
@@ -92,7 +67,7 @@ class Membership:
         if old is not None:
             self._stop(old)
         probe = Probe(worker.url, worker.api_key, client_files(worker), self._client, self._health.timeout_s)
-        member = self._members[worker.name] = _Watched(worker, probe)
+        member = self._members[worker.name] = Watched(worker, probe)
         member.names = () if old is None else old.names
         named = worker.connector
         member.connector = "" if named is None or named is ConnectorName.AUTO else named.value
@@ -128,14 +103,14 @@ class Membership:
         member = self._members.get(name)
         return member is not None and member.leaving
 
-    def _change(self, member: _Watched, worker: Worker) -> None:
+    def _change(self, member: Watched, worker: Worker) -> None:
         """Another description of the same worker, or another worker under the same name."""
         if worker.down:
             self._drain(member)
             member.config, member.leaving = worker, False
         elif member.leaving or member.config.down:
             self._take_back(member, worker)
-        elif _address(worker) != _address(member.config):
+        elif address(worker) != address(member.config):
             self.lost(worker.name, "its address or its settings of connecting have changed")
             self.add(worker)
         else:
@@ -146,16 +121,16 @@ class Membership:
             else:
                 self._tell_added(member)
 
-    def _take_back(self, member: _Watched, worker: Worker) -> None:
+    def _take_back(self, member: Watched, worker: Worker) -> None:
         """Use one again that drained; what it still does goes on, as what it said of itself holds until it is asked."""
-        if _address(worker) != _address(member.config.model_copy(update={"down": False})):
+        if address(worker) != address(member.config.model_copy(update={"down": False})):
             self.add(worker)
             return
         member.config, member.leaving, member.shown = worker, False, None
         self._tell_added(member)
         member.task = asyncio.create_task(self._watch(member), name=f"watch {worker.name}")
 
-    def _drain(self, member: _Watched) -> None:
+    def _drain(self, member: Watched) -> None:
         """No new work, and no probes that would bring it back."""
         if not member.leaving:
             logger.info("worker %s drains", member.config.name)
@@ -233,19 +208,19 @@ class Membership:
         for listener in self._listeners:
             listener(members)
 
-    def _stop(self, member: _Watched) -> None:
+    def _stop(self, member: Watched) -> None:
         if member.task is not None:
             member.task.cancel()
 
     # ------------------------------------------------------------------- probes
 
-    async def _watch(self, member: _Watched) -> None:
+    async def _watch(self, member: Watched) -> None:
         try:
             await self._probe_again_and_again(member)
         finally:
             await member.probe.close()
 
-    async def _probe_again_and_again(self, member: _Watched) -> None:
+    async def _probe_again_and_again(self, member: Watched) -> None:
         failures = 0
         while True:
             reason = await member.probe.fault(self._health.timeout_s)
@@ -263,13 +238,13 @@ class Membership:
             settled = member.up or member.refused
             await asyncio.sleep(self._health.interval_s if settled else min(0.2, self._health.interval_s))
 
-    async def _welcome(self, member: _Watched) -> None:
+    async def _welcome(self, member: Watched) -> None:
         """Learn what a worker is, then let it be used if it fits."""
         worker = member.config
         try:
             said = await member.probe.describe()
             connector = connector_of(worker, said.facts)
-            if _is_found_by_bootstrap(worker, connector):
+            if is_found_by_bootstrap(worker, connector):
                 said = await self._with_engine_ids(member, said)
             self._check(member, connector, said)
         except Unclear as exc:
@@ -288,20 +263,20 @@ class Membership:
         self._tell(again=client_files(worker) is not None)
         self._tell_up(member)
 
-    async def _with_engine_ids(self, member: _Watched, said: Description) -> Description:
+    async def _with_engine_ids(self, member: Watched, said: Description) -> Description:
         ids = await member.probe.engine_ids(member.config.bootstrap_port or BOOTSTRAP_PORT)
         return msgspec.structs.replace(said, facts=msgspec.structs.replace(said.facts, engine_ids=ids))
 
-    async def _calls_itself_otherwise(self, member: _Watched) -> bool:
+    async def _calls_itself_otherwise(self, member: Watched) -> bool:
         """Has a P that is found by its engine id got another one? It was started anew, between two probes."""
-        if not _is_found_by_bootstrap(member.config, member.connector):
+        if not is_found_by_bootstrap(member.config, member.connector):
             return False
         ids = await member.probe.engine_ids(member.config.bootstrap_port or BOOTSTRAP_PORT)
         return bool(ids) and ids != member.description.facts.engine_ids
 
     # ------------------------------------------------------------------ who is refused
 
-    def _check(self, member: _Watched, connector: str, said: Description) -> None:
+    def _check(self, member: Watched, connector: str, said: Description) -> None:
         """Raise Unfit for a worker that lacks something, or that cannot exchange KV with those that are up."""
         worker = member.config
         missing = missing_of(worker, connector, said.facts, self._callbacks)
@@ -310,12 +285,12 @@ class Membership:
         for other in self._members.values() if worker.checks else ():
             if other is member or not other.up or not other.config.checks:
                 continue
-            if _exchange(worker, connector, said, other):
+            if may_exchange(worker, connector, said, other):
                 why = apart(said.facts, other.description.facts)
                 if why is not None:
                     raise Unfit(f"it cannot exchange KV with {other.config.name}: {why}")
 
-    def _refuse(self, member: _Watched, reason: str) -> None:
+    def _refuse(self, member: Watched, reason: str) -> None:
         """It answers, but is not used; whoever looks at the workers sees why."""
         if reason != member.refused:
             logger.warning("worker %s is refused: %s", member.config.name, reason)
@@ -324,7 +299,7 @@ class Membership:
 
     # -------------------------------------------------------------------- telling
 
-    def _rename(self, member: _Watched) -> None:
+    def _rename(self, member: Watched) -> None:
         """Take over the names of a worker's ranks; how many there are may have changed."""
         names = tuple(rank_names(member.config.name, dp_size(member.config, member.description.facts)))
         gone = [name for name in member.names if name not in names]
@@ -332,25 +307,25 @@ class Membership:
         for name in gone:
             self._post(WorkerRemoved(name))
 
-    def _down(self, member: _Watched, reason: str) -> None:
+    def _down(self, member: Watched, reason: str) -> None:
         member.up = False
         for name in member.names:
             self._post(WorkerDown(name, reason))
         self._tell_if_known(member)
 
-    def _tell_if_known(self, member: _Watched) -> None:
+    def _tell_if_known(self, member: Watched) -> None:
         """Fronts choose encode workers, and divide what no mixed one can make: they have to know who can be used."""
-        if member.config.role in _KNOWN_TO_FRONTS:
+        if member.config.role in KNOWN_TO_FRONTS:
             self._tell()
 
-    def _tell_added(self, member: _Watched) -> None:
+    def _tell_added(self, member: Watched) -> None:
         """A worker is there, or described anew, and cannot be used yet."""
         self._rename(member)
         self._tell()
         for spec in specs(member.config, member.connector, member.description):
             self._post(WorkerAdded(spec))
 
-    def _tell_up(self, member: _Watched) -> None:
+    def _tell_up(self, member: Watched) -> None:
         """What a worker is, from its config and from itself; both may have changed."""
         for listener in self._described:
             listener(member.config, member.description)
@@ -390,45 +365,3 @@ class ControlledMember:
     def let_go(self) -> None:
         """It may be used again as soon as it answers."""
         self._membership.let_go(self.name)
-
-
-def _shown(watched: _Watched) -> tuple[Member, ...]:
-    if not watched.connector:
-        return ()
-    if watched.shown is None:
-        watched.shown = tuple(members(watched.config, watched.connector, watched.description))
-    if watched.up or watched.config.role not in _KNOWN_TO_FRONTS:
-        return watched.shown
-    return tuple(msgspec.structs.replace(member, up=False) for member in watched.shown)
-
-
-def _is_found_by_bootstrap(worker: Worker, connector: str) -> bool:
-    return connector == ConnectorName.VLLM_MOONCAKE and worker.role is Role.PREFILL
-
-
-def _exchange(worker: Worker, connector: str, said: Description, other: _Watched) -> bool:
-    """Might one hand KV to the other?"""
-    theirs = other.config
-    mine, others = models_of(worker, said), models_of(theirs, other.description)
-    return (
-        connector == other.connector
-        and worker.group == theirs.group
-        and {worker.role, theirs.role} == {Role.PREFILL, Role.DECODE}
-        and (not mine or not others or not set(mine).isdisjoint(others))
-    )
-
-
-def _address(worker: Worker) -> tuple[object, ...]:
-    """What makes it another worker, or another way to it."""
-    return (
-        worker.url,
-        worker.connector,
-        worker.api_key,
-        worker.tls,
-        worker.bootstrap_port,
-        worker.down,
-        worker.kv_address,
-        worker.dp_size,
-        worker.role,
-        worker.checks,
-    )
