@@ -140,6 +140,11 @@ class BlockIndex:
                 longest = max(longest, blocks * holder.stride * UNIT_TOKENS)
         return longest
 
+    def tells(self, worker: str, key: int) -> bool:
+        """Does one of a worker's own caches (ranks from 0) hold this key on the device?"""
+        held = self._tiers[Tier.DEVICE].get(key, 0)
+        return any(held & holder.bit for (name, rank), holder in self._holders.items() if name == worker and rank >= 0)
+
     @property
     def _far(self) -> bool:
         """Does anybody hold anything outside the device?"""

@@ -105,6 +105,8 @@ class Caches:
             case BlocksRemoved(worker, rank, keys, tier):
                 if rank in member.ranks:
                     self.index.remove(worker, rank, keys, Tier(tier))
+                    if tier == Tier.DEVICE:
+                        self._speculation.evicted(worker, keys)
             case CacheCleared(worker, rank):
                 if rank in member.ranks:
                     self.index.forget_holder(worker, rank)
@@ -140,9 +142,13 @@ class Caches:
         return expected
 
     def answered(self, lease: Lease, predicted_tokens: int | None, reported_tokens: int | None, now: float) -> None:
-        """The prompt was computed; a report other than predicted corrects how much a silent worker keeps."""
-        self._speculation.answered(lease, now)
+        """The prompt was computed; a report other than predicted corrects what is believed without being told."""
         member = self._members.get(lease.worker)
+        if member is not None and member.ranks and predicted_tokens is not None and reported_tokens is not None:
+            missing = predicted_tokens - reported_tokens
+            if missing > member.block_tokens:
+                self._speculation.doubt(lease.worker)
+        self._speculation.answered(lease, now)
         blocks, _ = member.grants.pop(lease, ((), ())) if member is not None else ((), ())
         if member is None or member.recency is None or not blocks:
             return

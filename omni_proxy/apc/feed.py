@@ -2,7 +2,8 @@
 
 Messages are numbered from 0. What follows on the last one is applied. A gap asks for a replay and holds what comes
 meanwhile; what the replay cannot fill means that removals may have been missed, so the cache counts as empty and is
-learned anew. A number that goes back, or a new connection, means another publisher: empty, then a replay from 0.
+learned anew. A number that goes back, or a new connection, means another publisher: empty, then a replay from 0. A
+message that clears the cache ends any replay, as nothing before it matters.
 
     live    … 7 8     11 12           17 …
     replay          9 10 11 12 |              numbers that were applied already are skipped on either road
@@ -17,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 
 from omni_proxy.apc.translate import TooManyBlocks, Translator
-from omni_proxy.apc.wire import Cleared, Removed, Stored, WireError, read_batch
+from omni_proxy.apc.wire import Cleared, Removed, Stored, WireError, clears, read_batch
 from omni_proxy.messages import BlocksRemoved, BlocksStored, CacheCleared
 
 Change = BlocksStored | BlocksRemoved | CacheCleared
@@ -82,14 +83,17 @@ class Feed:
             self._live = number
             return [*changes, *self._first(number, payload)]
         self._live = number
+        if self.wants is None and self.last is not None:
+            if number <= self.last:
+                return []  # the replay was ahead of the live road
+            if number == self.last + 1:
+                return self._apply(number, payload)
+        if clears(payload) and (self.last is None or number > self.last):
+            return self._begin_anew(number, payload)
         if self.wants is not None:
             return self._hold(number, payload)
         if self.last is None:
             return self._first(number, payload)
-        if number <= self.last:
-            return []  # the replay was ahead of the live road
-        if number == self.last + 1:
-            return self._apply(number, payload)
         self.counts.gaps += 1
         self.wants = self.last + 1
         return self._hold(number, payload)
@@ -131,6 +135,12 @@ class Feed:
             return self._apply(number, payload)
         self.wants = 0
         return self._hold(number, payload)
+
+    def _begin_anew(self, number: int, payload: bytes) -> list[Change]:
+        """The cache was emptied: what came before, and may take long to be read, does not matter any more."""
+        self._held, self._held_bytes, self.wants = [], 0, None
+        changes = self._forget()
+        return [*changes, *self._apply(number, payload)]
 
     def _hold(self, number: int, payload: bytes) -> list[Change]:
         self._held.append((number, payload))

@@ -1,13 +1,14 @@
 """What a worker will hold soon, because we have just sent it there. Pure.
 
 A worker that publishes events tells of new blocks only after it has computed them; until then a burst of equal prompts
-would be spread over all workers. So each grant counts as stored for a short life: until its events should have come,
-or until it turns out that nothing was computed.
+would be spread over all workers. So each grant counts as stored until its events have come, or until it turns out that
+nothing was computed. Events may come late: whoever subscribes to a worker that has long been at work reads its history
+first, and all that was sent there meanwhile would be unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -19,16 +20,20 @@ RANK: Final = -1
 UNANSWERED_S: Final = 30.0
 """Longest life of a grant that is not answered."""
 ANSWERED_S: Final = 2.0
-"""After an answer its events have this long to come."""
+"""So long after an answer, and again, it is asked whether its events have come."""
+UNTOLD_S: Final = 120.0
+"""After an answer its events have this long to come at most."""
 MAX_KEYS: Final = 1 << 20
 
 
 class _Guess:
-    __slots__ = ("deadline", "keys")
+    __slots__ = ("deadline", "keys", "untold_until")
 
     def __init__(self, keys: Sequence[int], deadline: float) -> None:
         self.keys = keys
         self.deadline = deadline
+        self.untold_until: float | None = None
+        """Once it was answered: how long it may wait for its events."""
 
 
 class Speculation:
@@ -65,8 +70,20 @@ class Speculation:
         """The blocks are there; the events that say so are on their way."""
         guess = self._guesses.get(lease)
         if guess is not None:
+            guess.untold_until = now + UNTOLD_S
             guess.deadline = now + ANSWERED_S
             self._end_at(guess.deadline, lease)
+
+    def evicted(self, worker: str, keys: Iterable[int]) -> None:
+        """A worker has told that it lost these keys."""
+        if worker in self._counts:
+            self._index.remove(worker, RANK, keys)
+
+    def doubt(self, worker: str) -> None:
+        """A worker has less than was expected: forget what was answered there and not told."""
+        for lease, guess in list(self._guesses.items()):
+            if guess.untold_until is not None and lease.worker == worker:
+                self.drop(lease)
 
     def drop(self, lease: Lease) -> None:
         """Nothing was computed. Ignored when the grant is not known any more."""
@@ -90,8 +107,16 @@ class Speculation:
         while ends and ends[0][0] <= now:
             _, _, lease = heappop(ends)
             guess = self._guesses.get(lease)
-            if guess is not None and guess.deadline <= now:
+            if guess is None or guess.deadline > now:
+                continue
+            if guess.untold_until is None or now >= guess.untold_until or self._is_told(lease.worker, guess):
                 self.drop(lease)
+            else:
+                guess.deadline = now + ANSWERED_S
+                self._end_at(guess.deadline, lease)
+
+    def _is_told(self, worker: str, guess: _Guess) -> bool:
+        return self._index.tells(worker, guess.keys[-1])
 
     def _end_at(self, instant: float, lease: Lease) -> None:
         self._serial += 1

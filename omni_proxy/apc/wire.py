@@ -19,6 +19,7 @@ from omni_proxy.apc.index import Tier
 from omni_proxy.apc.keys import token_bytes
 
 MAX_PAYLOAD_BYTES: Final = 64 << 20
+_CLEARED: Final = b"AllBlocksCleared"
 _LOW_64: Final = (1 << 64) - 1
 
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -105,6 +106,16 @@ def read_batch(payload: bytes) -> Batch:
     sent = body.get("ts") if isinstance(body, dict) else body[0]
     sent_at = float(sent) if isinstance(sent, float) and 0.0 < sent < 2**53 else None
     return Batch(tuple(events), malformed, ignored, sent_at)
+
+
+def clears(payload: bytes) -> bool:
+    """Does a message tell that the whole cache was emptied? Quick where it does not."""
+    if _CLEARED not in payload:
+        return False
+    try:
+        return any(isinstance(event, Cleared) for event in read_batch(payload).events)
+    except WireError:
+        return False
 
 
 def _is_batch(body: object) -> bool:

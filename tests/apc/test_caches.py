@@ -111,10 +111,51 @@ def test_a_grant_counts_until_its_events_should_have_come() -> None:
     known.granted(lease(1), KEYS[:4], 10.0)
     known.granted(lease(2), KEYS[:6], 10.0)
     assert known.match(KEYS) == {"p0": 96}
-    known.answered(lease(2), 96, 16, 11.0)
+    known.answered(lease(2), 96, 96, 11.0)
     known.granted(lease(3), (), 11.0 + speculation.ANSWERED_S)
+    assert known.match(KEYS) == {"p0": 96}  # nothing was heard of it yet
+    known.heard(BlocksStored("p0", 0, 16, KEYS[1:6]))
+    known.granted(lease(4), (), 11.0 + 2 * speculation.ANSWERED_S)
+    known.heard(BlocksRemoved("p0", 0, KEYS[4:6]))
     assert known.match(KEYS) == {"p0": 64}
     known.dropped(lease(1))
+    known.heard(BlocksRemoved("p0", 0, KEYS[1:4]))
+    assert known.match(KEYS) == {"p0": 16}
+
+
+def test_a_block_that_was_evicted_is_not_expected_any_more() -> None:
+    known = caches("p0")
+    known.heard(BlocksStored("p0", 0, 16, KEYS[:1]))
+    known.granted(lease(1), KEYS[:4], 0.0)
+    known.answered(lease(1), 16, 16, 1.0)
+    known.heard(BlocksStored("p0", 0, 16, KEYS[1:4]))
+    known.heard(BlocksRemoved("p0", 0, KEYS[2:4], tier=1))
+    assert known.match(KEYS) == {"p0": 64}
+    known.heard(BlocksRemoved("p0", 0, KEYS[2:4]))
+    assert known.match(KEYS) == {"p0": 32}
+
+
+def test_events_that_never_come_are_not_waited_for_for_ever() -> None:
+    known = caches("p0")
+    known.heard(BlocksStored("p0", 0, 16, KEYS[:1]))
+    known.granted(lease(1), KEYS[:4], 0.0)
+    known.answered(lease(1), 16, 16, 1.0)
+    for second in range(2, 2 + int(speculation.UNTOLD_S) + int(speculation.ANSWERED_S)):
+        known.granted(lease(second), (), float(second))
+    assert known.match(KEYS) == {"p0": 16}
+
+
+def test_a_report_of_less_ends_what_was_expected_without_being_told() -> None:
+    known = caches("p0")
+    known.heard(BlocksStored("p0", 0, 16, KEYS[:1]))
+    known.granted(lease(1), KEYS[:4], 0.0)
+    known.answered(lease(1), 16, 16, 1.0)
+    assert known.granted(lease(2), KEYS[:4], 2.0) == 64
+    known.granted(lease(3), (7, 8), 2.0)
+    known.answered(lease(2), 64, 16, 3.0)
+    assert known.match(KEYS) == {"p0": 64}  # it was just computed
+    assert known.match((7, 8)) == {"p0": 32}  # and this is under way
+    known.granted(lease(4), (), 3.0 + speculation.UNTOLD_S)
     assert known.match(KEYS) == {"p0": 16}
 
 
@@ -142,5 +183,8 @@ def test_memory_stays_bounded_under_random_traffic() -> None:
         one = lease(number, random.choice(("p0", "p1")))
         known.granted(one, [random.randrange(10_000) for _ in range(10)], number * 0.1)
         known.dropped(one) if number % 5 == 0 else known.answered(one, 0, 0, number * 0.1)
-    # p0 keeps what fits; of p1 nothing is left but its event and the guesses of the last two seconds.
-    assert len(known.index) <= 50 + 1 + 10 * 21
+    # p0 keeps what fits; of p1 nothing is left but its event and the guesses that may still be told.
+    assert len(known.index) <= 50 + 1 + 10 * 10 * (speculation.UNTOLD_S + speculation.ANSWERED_S)
+    known.granted(lease(2000), (), 200.0 + speculation.UNTOLD_S + speculation.ANSWERED_S)
+    known.granted(lease(2001), (), 200.0 + speculation.UNTOLD_S + 2 * speculation.ANSWERED_S)
+    assert len(known.index) <= 50 + 1

@@ -164,6 +164,35 @@ def test_a_replay_ahead_of_the_live_road_is_not_applied_twice() -> None:
     assert reader.feed.counts.batches == 12
 
 
+def test_a_cache_that_is_emptied_needs_no_history() -> None:
+    publisher, reader = Publisher(4, "B"), Reader()
+    for _ in range(10):
+        publisher.step()
+    reader.take(reader.feed.hear(*publisher.step()))
+    assert reader.feed.wants == 0
+    history = publisher.replay(0)
+    for again in history[:3]:  # which takes its time
+        reader.take(reader.feed.replayed(*again))
+    publisher.blocks.clear()
+    publisher.sent.append(batch("B", [{"type": "AllBlocksCleared"}]))
+    reader.take(reader.feed.hear(len(publisher.sent) - 1, publisher.sent[-1]))
+    reader.take(reader.feed.hear(*publisher.step()))
+    assert reader.feed.wants is None
+    assert reader.keys == publisher.keys()
+    for again in history[3:]:
+        assert reader.feed.replayed(*again) == []
+    assert reader.feed.counts.lost == 0
+
+
+def test_a_salt_that_names_the_event_empties_nothing() -> None:
+    feed = Feed("p0", 0)
+    told = feed.hear(0, batch("B", [stored([1], None, range(32))]))
+    assert len(told) == 1
+    payload = batch("B", [stored([2], None, range(32), extra_keys=[["AllBlocksCleared"]])])
+    assert feed.hear(2, payload) == []
+    assert feed.wants == 1
+
+
 # ------------------------------------------------------------------------------------------ meaning
 
 
