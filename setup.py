@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "kernels" / "omni_kernels" / "cpu"))
 import build as kernels  # noqa: E402  (kernels/omni_kernels/cpu/build.py, standard library only)
 
 COMPILED = (
+    "omni_proxy/access/gate.py",
     "omni_proxy/call.py",
     "omni_proxy/core.py",
     "omni_proxy/flow/*.py",
@@ -34,6 +35,8 @@ COMPILED = (
     "omni_proxy/workers/head.py",
     "omni_proxy/workers/http.py",
     "omni_proxy/workers/upstream.py",
+    "omni_proxy/api/bounds.py",
+    "omni_proxy/api/client.py",
     "omni_proxy/api/decode_leg.py",
     "omni_proxy/api/edge.py",
     "omni_proxy/api/ended.py",

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one request of a connection, as in the config's `limits` and `timeouts`."""
+    """Of one request of a connection, as in the config's `limits` and `timeouts`.
 
-    body_bytes: int
-    head_bytes: int = 64 << 10
-    headers: int = 100
-    head_s: float = 30.0
-    """From its first byte to the end of its head."""
-    body_s: float = 60.0
-    """Between two parts of its body."""
-    bytes_per_s: int = 500
-    """On the average from `body_s` on; 0: any."""
+    `head_s`: from its first byte to the end of its head. `body_s`: between two parts of its body. `bytes_per_s`: on the
+    average from `body_s` on; 0: any.
+    """
+
+    __slots__ = ("body_bytes", "body_s", "bytes_per_s", "head_bytes", "head_s", "headers")
+
+    def __init__(
+        self,
+        body_bytes: int,
+        head_bytes: int = 64 << 10,
+        headers: int = 100,
+        head_s: float = 30.0,
+        body_s: float = 60.0,
+        bytes_per_s: int = 500,
+    ) -> None:
+        self.body_bytes = body_bytes
+        self.head_bytes = head_bytes
+        self.headers = headers
+        self.head_s = head_s
+        self.body_s = body_s
+        self.bytes_per_s = bytes_per_s
 
     def too_slow(self, in_head: bool, for_s: float, got_bytes: int) -> bool:
         """Has a request that began so long ago kept us waiting for too long?"""

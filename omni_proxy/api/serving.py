@@ -9,12 +9,14 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
 
 from omni_proxy.access.gate import Gate
 from omni_proxy.api.bounds import Bounds, Crowd
+from omni_proxy.api.client import ClientConnection
 from omni_proxy.api.edge import Edge
 from omni_proxy.api.front import FrontProtocol
 from omni_proxy.api.guard import Guard
@@ -113,28 +115,24 @@ class FrontServer:
     def _close_idle(self) -> None:
         now, timeouts = asyncio.get_running_loop().time(), self._config.timeouts
         for connection in list(self._server.server_state.connections):
-            if isinstance(connection, FrontProtocol):
+            if isinstance(connection, ClientConnection):
                 connection.close_if_idle(now - timeouts.client_keepalive_s)
                 connection.close_if_too_slow(now)
                 connection.drop_if_stuck(now, timeouts.client_send_s)
 
-    def _new_connection(self, **of_uvicorn: Any) -> FrontProtocol:
+    def _new_connection(self, **of_uvicorn: Any) -> ClientConnection:
         config = self._config
-        return FrontProtocol(
-            **of_uvicorn,
-            edge=self._edge,
-            gate=self._gate,
-            guard=self._guard,
-            bounds=Bounds(
-                config.limits.client_max_body_bytes,
-                config.limits.client_max_head_bytes,
-                config.limits.client_max_headers,
-                config.timeouts.client_head_s,
-                config.timeouts.client_body_s,
-                config.limits.client_min_bytes_per_s,
-            ),
-            crowd=self._crowd,
+        bounds = Bounds(
+            config.limits.client_max_body_bytes,
+            config.limits.client_max_head_bytes,
+            config.limits.client_max_headers,
+            config.timeouts.client_head_s,
+            config.timeouts.client_body_s,
+            config.limits.client_min_bytes_per_s,
         )
+        among: set[Any] = of_uvicorn["server_state"].connections
+        parser_for = partial(FrontProtocol, **of_uvicorn)
+        return ClientConnection(self._edge, self._gate, self._guard, bounds, self._crowd, among, parser_for)
 
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
         timeouts = self._config.timeouts

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import uvloop
 
+from omni_proxy.api.client import ClientConnection
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.serving import listening_socket
 from omni_proxy.build import Gateway
@@ -46,6 +47,17 @@ class Rig:
         client = await RawClient.open(self.port, receive_buffer)
         self._raw.append(client)
         return client
+
+    async def connection(self) -> ClientConnection:
+        """The gateway's end of the youngest connection of a client."""
+        sock = self._raw[-1].transport.get_extra_info("sockname")
+        async with asyncio.timeout(20):
+            while True:
+                for connection in self.gateway.front._server._server.server_state.connections:
+                    assert isinstance(connection, ClientConnection)
+                    if connection.transport.get_extra_info("peername") == sock:
+                        return connection
+                await asyncio.sleep(0.002)
 
     async def up(self) -> None:
         """Wait until all workers are."""

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 
-from omni_proxy.api.front import FrontProtocol
+from omni_proxy.api.client import ClientConnection
 from tests.relay.conftest import Rig, Start
 from tests.relay.raw import RawClient, chat, post
 from tests.relay.scripted import DONE, Seen, event, prefill_ok
@@ -49,13 +49,13 @@ async def deaf(rig: Rig) -> RawClient:
     return client
 
 
-async def stalled(rig: Rig) -> FrontProtocol:
+async def stalled(rig: Rig) -> ClientConnection:
     """Wait until the gateway has stopped reading from D because its client does not read."""
     async with asyncio.timeout(10):
         while not rig.gateway.front.edge.exchanges or rig.edge_exchange().slow_since is None:
             await asyncio.sleep(0.005)
     front = rig.edge_exchange().client
-    assert isinstance(front, FrontProtocol)
+    assert isinstance(front, ClientConnection)
     return front
 
 
@@ -117,7 +117,7 @@ async def test_a_broken_stream_does_not_hang_on_a_client_that_does_not_read(star
             await asyncio.sleep(0.01)
         # The connection itself ends too, unread as it is.
         connections = rig.gateway.front._server._server.server_state.connections
-        while any(isinstance(c, FrontProtocol) and c.transport.is_closing() for c in connections):
+        while any(isinstance(c, ClientConnection) and c.transport.is_closing() for c in connections):
             await asyncio.sleep(0.01)
     await rig.idle()
 
@@ -147,7 +147,7 @@ async def test_many_slow_clients(start: Start) -> None:
         while sum(e.slow_since is not None for e in rig.gateway.front.edge.exchanges.values()) < len(clients):
             await asyncio.sleep(0.01)
     fronts = [e.client for e in rig.gateway.front.edge.exchanges.values()]
-    assert all(isinstance(f, FrontProtocol) and f.transport.get_write_buffer_size() < BOUND for f in fronts)
+    assert all(isinstance(f, ClientConnection) and f.transport.get_write_buffer_size() < BOUND for f in fronts)
     for client in clients:
         client.transport.resume_reading()
     answers = await asyncio.gather(*(client.response() for client in clients))

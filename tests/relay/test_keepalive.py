@@ -218,6 +218,43 @@ async def test_one_connection_carries_hot_and_other_requests_in_order(start: Sta
     await rig.idle()
 
 
+async def test_whole_requests_need_no_parser_and_others_get_one(start: Start) -> None:
+    """On one connection, also when a whole request comes after others, or before one that is cut."""
+    rig = await start()
+    client = await rig.raw()
+    connection = await rig.connection()
+    for _ in range(2):
+        await client.send(post(chat()))
+        assert (await client.response()).status == 200
+        assert connection._parser is None
+    await client.send(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
+    assert (await client.response()).status == 200
+    assert connection._parser is not None
+    data = post(chat(max_tokens=7))
+    await client.send(data)
+    await rig.seen("d0", 3)
+    await client.send(data[:30])
+    assert (await client.response()).status == 200
+    await client.send(data[30:])
+    assert (await client.response()).status == 200
+    assert [seen.json.get("max_tokens") for seen in rig["d0"].seen] == [None, None, 7, 7]
+    await rig.idle()
+
+
+async def test_a_request_is_cut_behind_one_that_is_answered(start: Start) -> None:
+    """The parser begins while a whole request is under way: its first message is the second in line."""
+    rig = await start()
+    client = await rig.raw()
+    data = post(chat())
+    await client.send(data)
+    await client.send(data[:50])
+    assert (await client.response()).status == 200
+    await client.send(data[50:] + data)
+    for _ in range(2):
+        assert (await client.response()).status == 200
+    await rig.idle()
+
+
 async def test_a_long_pipeline_of_short_answers(start: Start) -> None:
     """Each answer begins the next one; that must not nest."""
     rig = await start()

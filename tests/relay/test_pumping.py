@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from omni_proxy.api.client import ClientConnection
 from omni_proxy.api.edge import EdgeLimits
-from omni_proxy.api.front import FrontProtocol
 from omni_proxy.messages import Cancelled, Event
 from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.relay.pump import BUILT
@@ -240,7 +240,7 @@ async def test_a_client_stops_reading(talking: tuple[Rig, Talk]) -> None:
             sent += 1
             await asyncio.sleep(0)
     front = exchange.client
-    assert isinstance(front, FrontProtocol)
+    assert isinstance(front, ClientConnection)
     assert rig.pumped() == 0
     assert front.transport.get_write_buffer_size() < 1 << 20
     client.transport.resume_reading()
@@ -286,7 +286,7 @@ async def test_whoever_ends_the_clients_connection_takes_it_out(talking: tuple[R
     rig, talk = talking
     _, seen = await opened(rig, talk)
     front = rig.edge_exchange().client
-    assert isinstance(front, FrontProtocol)
+    assert isinstance(front, ClientConnection)
     front.finished(close=True) if end == "finished" else getattr(front, end)()
     assert rig.pumped() == 0
     front.transport.abort()
@@ -321,7 +321,7 @@ async def test_a_client_that_has_left_is_never_written_to_again(
     client, seen = await opened(rig, talk)
     exchange = rig.edge_exchange()
     front = exchange.client
-    assert isinstance(front, FrontProtocol)
+    assert isinstance(front, ClientConnection)
     number = front.transport.get_extra_info("socket").fileno()
     inode = os.fstat(number).st_ino
     post_at_once = edge.post
