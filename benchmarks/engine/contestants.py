@@ -47,6 +47,7 @@ class Ours:
         folder: Path,
         speculation: str = "off",
         dtype: str = "float32",
+        quantization: str | None = None,
         draft_model: str | None = None,
         temperature: float = 0.0,
     ) -> None:
@@ -55,6 +56,7 @@ class Ours:
             speculation=speculation,
             draft_model=draft_model,
             dtype=dtype,
+            quantization=quantization,
             threads=1,
             prefix_caching=False,
         )
@@ -63,18 +65,18 @@ class Ours:
         self._temperature = temperature
         self._count = 0
         self.gaps: list[float] = []
-        """Seconds between the outputs of the last call."""
+        """Seconds a token between the outputs of the last call."""
 
     def generate(self, prompts: Prompts, tokens: int) -> list[list[int]]:
         done = Event()
         sampling = SamplingParams(tokens, temperature=self._temperature, seed=0, ignore_eos=True)
         found: dict[str, list[int]] = {}
-        seen: list[float] = []
+        seen: list[tuple[float, int]] = []
         running = len(prompts)
 
         def take(output: Output) -> None:  # in the engine's thread, which waits for nobody
             nonlocal running
-            seen.append(time.perf_counter())
+            seen.append((time.perf_counter(), len(output.token_ids)))
             found[output.request_id] += output.token_ids
             running -= output.finish_reason is not None
             if not running:
@@ -85,7 +87,7 @@ class Ours:
             found[str(self._count)] = []
             self._engine.submit(EngineRequest(str(self._count), tuple(prompt), sampling), take)
         done.wait()
-        self.gaps = [after - before for before, after in pairwise(seen)]
+        self.gaps = [(after - before) / tokens for (before, _), (after, tokens) in pairwise(seen)]
         return list(found.values())
 
     def drafts(self) -> tuple[int, int]:

@@ -1,12 +1,13 @@
 """Prefill and decode of one checkpoint, ours beside theirs, in turns; the least time of each counts.
 
-Each in float32 and in bfloat16; ours are both compared with the quicker of theirs.
+Each in float32 and in bfloat16, ours with weights of 8 bits as well; all of ours are compared with the quicker of theirs.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 
@@ -18,8 +19,12 @@ from omni_kernels.bench.timing import Machine, least
 PROMPT = 64
 DECODED = 48
 PREFILL = 512
-OURS = {"float32": "", "bfloat16": ", bfloat16"}
-"""Ours by type, and how their lines are named."""
+OURS: Final[dict[str, tuple[str, str | None]]] = {
+    "": ("float32", None),
+    ", bfloat16": ("bfloat16", None),
+    ", bfloat16, int8 weights": ("bfloat16", "int8"),
+}
+"""How our lines are named, and what they are of."""
 
 
 def prompts_of(subject: Subject, count: int, length: int, seed: int = 0) -> Prompts:
@@ -29,7 +34,7 @@ def prompts_of(subject: Subject, count: int, length: int, seed: int = 0) -> Prom
 
 def measure(subject: Subject, turns: int) -> Iterator[Line]:
     """Lines of the table; the limit is measured in between."""
-    ours = {dtype: Ours(subject.folder, dtype=dtype) for dtype in OURS}
+    ours = {label: Ours(subject.folder, dtype=dtype, quantization=kind) for label, (dtype, kind) in OURS.items()}
     is_demo = "demo" in subject.name
     try:
         both: dict[str, Contestant] = {
@@ -40,8 +45,9 @@ def measure(subject: Subject, turns: int) -> Iterator[Line]:
         for batch, want in ((1, 8.0), (8, 20.0)) if is_demo else ((1, 2.0), (8, 3.0)):
             yield from _decode(subject, both, batch, turns, want)
         if not is_demo:
-            for dtype in OURS:
-                yield _bound(subject, ours[dtype], OURS[dtype], turns)
+            for label, (_, quantization) in OURS.items():
+                if quantization is None:
+                    yield _bound(subject, ours[label], label, turns)
         yield from _prefill(subject, both, turns, 2.0 if is_demo else None)
     finally:
         for one in ours.values():
@@ -82,8 +88,8 @@ def in_turns(contestants: Mapping[str, Contestant], prompts: Prompts, tokens: in
 def _lines(what: str, tokens: int, spent: Mapping[str, Spent], want: float | None) -> Iterator[Line]:
     """Ours in each type, beside the quicker of theirs."""
     theirs = min((spent[name] for name in spent if name not in OURS), key=lambda one: one.cpu_s)
-    for dtype, label in OURS.items():
-        mine = spent[dtype]
+    for label in OURS:
+        mine = spent[label]
         ratio = theirs.cpu_s / mine.cpu_s
         yield Line(what + label, "tok/s", tokens / mine.wall_s, tokens / theirs.wall_s, ratio, want)
 

@@ -23,7 +23,7 @@ from omni_kernels.api import (
     sample,
     silu_and_mul,
 )
-from omni_kernels.decoder import Decoder, DecoderLayer, DecoderWeights, Routing, build_decoder
+from omni_kernels.decoder import Chances, Decoder, DecoderLayer, DecoderWeights, Routing, build_decoder
 from omni_kernels.packing import PackedExperts, PackedMatrix
 from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch, attention_batch
@@ -36,6 +36,7 @@ __all__ = [
     "DEVICES",
     "OPS",
     "AttentionBatch",
+    "Chances",
     "Decoder",
     "DecoderLayer",
     "DecoderWeights",

@@ -82,6 +82,20 @@ class DecoderWeights:
     """Queries, keys and values are cut to -clip..clip, after the norm of rows and before that of heads."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How each row's tokens are drawn in the steps of a burst; see `sample`."""
+
+    temperature: Tensor
+    """[T] float64."""
+    top_k: Tensor
+    """[T] int64."""
+    top_p: Tensor
+    """[T] float64."""
+    uniform: Tensor
+    """[steps, T] float64."""
+
+
 class Decoder(Protocol):
     """A decoder whose step is one call."""
 
@@ -104,6 +118,24 @@ class Decoder(Protocol):
         hears of each layer whose keys and values are written; `hidden` [T, H] float32 gets every row after the
         final norm, which a draft head reads. A row's result depends neither on the rows beside it nor on the number of
         threads. ValueError names a wrong argument.
+        """
+        ...
+
+    def burst(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        batch: AttentionBatch,
+        kv: Tensor,
+        steps: int,
+        chances: Chances | None = None,
+        expert_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """`steps` steps of sequences with one row each, in one call: returns what they draw, [steps, T] int64.
+
+        Each step takes the tokens that the one before has drawn, one place further on in the tables of `batch`, which
+        need blocks for all. No `chances` take the largest logit. The same as so many `step`s and `sample`s.
         """
         ...
 

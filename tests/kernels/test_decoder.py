@@ -245,6 +245,78 @@ def test_int8_weights_stay_close(case: Case) -> None:
     assert ((got - want).norm() / want.norm()).item() < 0.15
 
 
+BURST = 7
+
+
+def burst_of(case: Case, chances: ops.Chances | None, steps: int = BURST) -> Tensor:
+    """Three sequences of 30, 7 and 12 tokens go on in one call."""
+    case.step(case.rows([(30, 30), (7, 7), (12, 12)]))
+    r = case.rows([(1, 31), (1, 8), (1, 13)])
+    return case.decoder.burst(r.tokens, r.positions, r.slots, r.batch, case.kv, steps, chances, case.counts)
+
+
+def one_by_one(case: Case, chances: ops.Chances | None) -> Tensor:
+    """The definition of `burst_of`: a step, a draw, and so on."""
+    case.step(case.rows([(30, 30), (7, 7), (12, 12)]))
+    said = [tokens[:n] for tokens, n in zip(case.tokens, (31, 8, 13), strict=True)]
+    drawn = []
+    for step in range(BURST):
+        logits = case.step(rows_of([(1, len(tokens)) for tokens in said], case.tables, said))
+        if chances is None:
+            drawn.append(logits.argmax(-1))
+        else:
+            how = (chances.temperature, chances.top_k, chances.top_p, chances.uniform[step])
+            drawn.append(ops.sample(logits, *how))
+        for tokens, token in zip(said, drawn[-1].tolist(), strict=True):
+            tokens.append(token)
+    return torch.stack(drawn)
+
+
+def some_chances() -> ops.Chances:
+    f64 = torch.float64
+    top_k, uniform = torch.tensor([0, 0, 5]), torch.rand(BURST, 3, dtype=f64)
+    return ops.Chances(
+        torch.tensor([0.0, 0.8, 1.0], dtype=f64), top_k, torch.tensor([1.0, 0.9, 1.0], dtype=f64), uniform
+    )
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_burst_equals_steps_and_draws(compiled: str, sampled: bool, threads: int) -> None:
+    weights, chances = decoder_weights(), some_chances() if sampled else None
+    torch.manual_seed(1)
+    case = Case(weights)
+    torch.manual_seed(1)
+    again = Case(weights)
+    torch.set_num_threads(threads)
+    assert burst_of(case, chances).equal(one_by_one(again, chances))
+    assert case.kv.equal(again.kv)
+    assert case.counts.equal(again.counts)
+
+
+def test_a_burst_past_its_blocks_is_refused(case: Case) -> None:
+    case.tables = [table[:8] for table in case.tables]  # of 4 tokens; the longest sequence has 31
+    assert burst_of(case, None, 2).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"^burst: block_tables"):
+        burst_of(case, None, 3)
+
+
+def test_a_burst_of_what_is_not_single_rows_is_refused(case: Case) -> None:
+    r = case.rows([(2, 2)])
+    with pytest.raises(ValueError, match=r"^burst: takes single rows"):
+        case.decoder.burst(r.tokens, r.positions, r.slots, r.batch, case.kv, 2)
+    with pytest.raises(ValueError, match=r"^burst: takes single rows and at least one step"):
+        burst_of(case, None, 0)
+
+
+def test_chances_of_another_shape_are_named(case: Case) -> None:
+    chances = some_chances()
+    with pytest.raises(ValueError, match=r"^burst: uniform must be"):
+        burst_of(case, chances, BURST + 1)
+    with pytest.raises(ValueError, match=r"^burst: top_k must be"):
+        burst_of(case, replace(chances, top_k=chances.top_k.int()))
+
+
 def test_a_negative_slot_is_not_written(case: Case) -> None:
     rows = case.rows([(5, 5)])
     case.step(Rows(rows.tokens, rows.positions, torch.full((5,), -1), rows.batch, rows.logit_rows))

@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from omni_kernels.cpu.native import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
+from omni_kernels.cpu.native import Cache, Draws, Experts, Layer, Matrix, Model, Routing, StepArgs, check
 from omni_kernels.cpu.ops import DTYPES, CpuOps, matrix, ragged
-from omni_kernels.decoder import DecoderLayer, DecoderWeights
+from omni_kernels.decoder import Chances, DecoderLayer, DecoderWeights
 from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch
 
@@ -58,6 +58,52 @@ class CpuDecoder:
         hidden: Tensor | None = None,
     ) -> Tensor:
         """See `Decoder.step`."""
+        if hidden is not None:
+            self._check_hidden(hidden, batch.rows)
+        logits = torch.empty((logit_rows.shape[0], self._model.vocab))
+        args = self._args(tokens, positions, slots, batch, logit_rows, kv, expert_tokens, logits)
+        if hidden is not None:
+            args.hidden = hidden.data_ptr()
+        if progress is not None:
+            args.progress, args.progress_fd = progress.address, progress.write_fd
+        check(self._library.omni_step(self._model, args, torch.get_num_threads()), "step")
+        return logits
+
+    def burst(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        batch: AttentionBatch,
+        kv: Tensor,
+        steps: int,
+        chances: Chances | None = None,
+        expert_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """See `Decoder.burst`."""
+        rows = batch.rows
+        if steps < 1 or batch.num_single != len(batch.query_lens):
+            raise ValueError(f"burst: takes single rows and at least one step, got {batch.query_lens} and {steps}")
+        logits, drawn = torch.empty((rows, self._model.vocab)), torch.empty((steps, rows), dtype=torch.int64)
+        every = torch.arange(rows)
+        args = self._args(tokens, positions, slots, batch, every, kv, expert_tokens, logits)
+        draws = None if chances is None else _draws(chances, steps, rows)
+        status = self._library.omni_burst(self._model, args, draws, steps, drawn.data_ptr(), torch.get_num_threads())
+        check(status, "burst")
+        return drawn
+
+    def _args(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        kv: Tensor,
+        expert_tokens: Tensor | None,
+        logits: Tensor,
+    ) -> StepArgs:
+        """The C structure of a step without hidden states and progress. All that it points to must outlive it."""
         rows = batch.rows
         named = {"tokens": tokens, "positions": positions, "slots": slots, "logit_rows": logit_rows}
         for name, value in named.items():
@@ -67,13 +113,10 @@ class CpuDecoder:
         self._check_cache(kv, batch)
         if expert_tokens is not None:
             self._check_counts(expert_tokens)
-        if hidden is not None:
-            self._check_hidden(hidden, rows)
-        logits = torch.empty((logit_rows.shape[0], self._model.vocab))
         _, _, blocks, size, heads, dim = kv.shape
         plane = blocks * size * heads * dim * kv.element_size()
         keys = kv.data_ptr()
-        args = StepArgs(
+        return StepArgs(
             rows,
             logit_rows.shape[0],
             tokens.data_ptr(),
@@ -85,12 +128,10 @@ class CpuDecoder:
             2 * plane,
             None if expert_tokens is None else expert_tokens.data_ptr(),
             logits.data_ptr(),
-            None if hidden is None else hidden.data_ptr(),
-            None if progress is None else progress.address,
-            -1 if progress is None else progress.write_fd,
+            None,
+            None,
+            -1,
         )
-        check(self._library.omni_step(self._model, args, torch.get_num_threads()), "step")
-        return logits
 
     def _check_cache(self, kv: Tensor, batch: AttentionBatch) -> None:
         model = self._model
@@ -170,3 +211,13 @@ class CpuDecoder:
         x = x.detach().contiguous()
         self._kept.append(x)
         return x.data_ptr()
+
+
+def _draws(chances: Chances, steps: int, rows: int) -> Draws:
+    """The C structure, which must not outlive them."""
+    kinds = {"temperature": torch.float64, "top_k": torch.int64, "top_p": torch.float64, "uniform": torch.float64}
+    for name, dtype in kinds.items():
+        value, want = getattr(chances, name), (steps, rows) if name == "uniform" else (rows,)
+        if value.shape != want or value.dtype != dtype or not value.is_contiguous():
+            raise ValueError(f"burst: {name} must be {want} {dtype}, got {value.dtype} {tuple(value.shape)}")
+    return Draws(*(getattr(chances, name).data_ptr() for name in kinds))

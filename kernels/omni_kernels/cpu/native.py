@@ -159,6 +159,17 @@ class StepArgs(Structure):
     ]
 
 
+class Draws(Structure):
+    """How the next token of each row is drawn."""
+
+    _fields_ = [
+        ("temperature", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("uniform", c_void_p),
+    ]
+
+
 _P, _I, _N, _F = c_void_p, c_int32, c_int64, c_float
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_version": (_I, []),
@@ -184,6 +195,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_kv_copy": (_I, [_P, _N, _N, _N, _P, _N, _P, _I]),
     "omni_sample": (_I, [_P, _N, _N, _P, _P, _P, _P, _P]),
     "omni_step": (_I, [POINTER(Model), POINTER(StepArgs), _I]),
+    "omni_burst": (_I, [POINTER(Model), POINTER(StepArgs), POINTER(Draws), _N, _P, _I]),
     "omni_bench_read": (c_double, [_P, _N, _I]),
     "omni_bench_fma": (c_double, [_N, _I]),
     "omni_bench_pairs": (c_double, [_N, _I]),

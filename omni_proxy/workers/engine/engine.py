@@ -20,6 +20,7 @@ import torch
 from omni_kernels import StepProgress
 from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, weight_dtype
 from omni_proxy.workers.engine.blocks import BlockPool
+from omni_proxy.workers.engine.bursts import Bursts
 from omni_proxy.workers.engine.cache_log import CacheLog
 from omni_proxy.workers.engine.counters import Counters, read_stats
 from omni_proxy.workers.engine.draft_checkpoint import load_with_head
@@ -82,7 +83,9 @@ class Engine:
         self._log = None if self._events is None else CacheLog(sizes.block_size)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
         self._drafter = drafter_of(config, sizes.max_model_len)
-        self._planner = Planner(self._pool, config.max_num_seqs, config.max_num_batched_tokens, self._drafter)
+        self._bursts = Bursts(config.burst_steps if self._runner.bursts else 1, sizes.max_model_len)
+        limits = config.max_num_seqs, config.max_num_batched_tokens
+        self._planner = Planner(self._pool, *limits, self._drafter, self._bursts)
         self._transfers = Transfers(
             config,
             kv_layout(config, checkpoint),
@@ -295,13 +298,16 @@ class Engine:
         for seq in plan.pulls:
             self._begin_pull(seq)
         if plan.chunks:
-            self._compute(plan.chunks)
+            self._compute(plan.chunks, plan.steps)
         return bool(plan.chunks or plan.admitted or plan.preempted)
 
-    def _compute(self, chunks: tuple[Chunk, ...]) -> None:
+    def _compute(self, chunks: tuple[Chunk, ...], steps: int) -> None:
         try:
             begun = time.thread_time()  # what neighbours take from the machine is no cost of a draft
-            drawn = self._runner.run(chunks, self._begin_pushes(chunks))
+            if steps > 1:
+                drawn = self._runner.burst(chunks, steps)
+            else:
+                drawn = self._runner.run(chunks, self._begin_pushes(chunks))
             seconds = time.thread_time() - begun
             self._transfers.pusher.computed()
         except RankLost:
@@ -311,8 +317,10 @@ class Engine:
             for chunk in chunks:
                 self._finish(chunk.seq, FinishReason.ERROR, error=_say(exc))
             return
+        if all(chunk.count == 1 for chunk in chunks):
+            self._bursts.took([chunk.draft for chunk in chunks], len(chunks), steps, seconds)
         if self._drafter is not None:
-            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], seconds)
+            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], seconds / steps)
         for chunk, tokens in zip(chunks, drawn, strict=True):
             self._accept(chunk, tokens)
 

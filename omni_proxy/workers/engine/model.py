@@ -116,6 +116,21 @@ class DecoderModel:
                 progress,
                 hidden,
             )
+        return self._op_by_op(batch, kv, progress, hidden)
+
+    @property
+    def bursts(self) -> bool:
+        """It has `burst`."""
+        return self._decoder is not None
+
+    def burst(self, batch: Batch, kv: Tensor, steps: int, chances: ops.Chances | None) -> Tensor:
+        """`steps` steps of single rows: what they draw, [steps, T]. See `Decoder.burst` of `omni_kernels`."""
+        assert self._decoder is not None
+        counts = self.expert_tokens if self.config.num_experts else None
+        rows = batch.tokens, batch.positions, batch.slots, batch.attention
+        return self._decoder.burst(*rows, kv, steps, chances, counts)
+
+    def _op_by_op(self, batch: Batch, kv: Tensor, progress: ops.StepProgress | None, hidden: Tensor | None) -> Tensor:
         x = F.embedding(batch.tokens, self.embedding)
         cos = self._cos.index_select(0, batch.positions)
         sin = self._sin.index_select(0, batch.positions)

@@ -47,6 +47,8 @@ class Plan:
     """Decode legs that have just got blocks and now wait for their KV."""
     admitted: tuple[Sequence, ...] = ()
     preempted: tuple[Sequence, ...] = ()
+    steps: int = 1
+    """So often the chunks are computed, each time with what was drawn before; more than once only single rows."""
 
 
 MOST_SCORED: Final = 256
@@ -74,6 +76,14 @@ class Drafts(Protocol):
         ...
 
 
+class Steps(Protocol):
+    """Says how many steps one call takes."""
+
+    def steps(self, sequences: list[Sequence], drafting: bool) -> int:
+        """For a batch that only decodes, for which nobody waits; `drafting`: drafts were looked for in vain."""
+        ...
+
+
 class Planner:
     """Owns the sequences from `add` to `remove`, and moves blocks between them and the pool.
 
@@ -81,7 +91,12 @@ class Planner:
     """
 
     def __init__(
-        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, drafter: Drafts | None = None
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        drafter: Drafts | None = None,
+        bursts: Steps | None = None,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(
@@ -91,6 +106,7 @@ class Planner:
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_num_batched_tokens
         self._drafter = drafter
+        self._bursts = bursts
         self._live: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -170,7 +186,9 @@ class Planner:
             decodes = self._add_drafts(self._drafter, decodes, budget)
         chunks = sorted((*decodes, *prompts), key=lambda chunk: chunk.rows != 1)
         pulls = tuple(seq for seq in admitted if seq.phase is Phase.PULLING)
-        return Plan(tuple(chunks), pulls, tuple(admitted), tuple(preempted))
+        alone = not (prompts or admitted or preempted or self._waiting or self._num_pulling)
+        steps = self._steps(self._bursts, decodes) if alone and decodes and self._bursts is not None else 1
+        return Plan(tuple(chunks), pulls, tuple(admitted), tuple(preempted), steps)
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
         """The chunk has been computed: its KV is valid, and `token` was drawn if it samples."""
@@ -221,8 +239,20 @@ class Planner:
             free = request.guide is None and not request.sampling.counts_tokens
             draft = drafter.propose(chunk.seq, len(decodes), budget) if free else ()
             budget -= len(draft)
-            chunks.append(replace(chunk, draft=draft) if draft and self._spare_blocks(chunk.seq, len(draft)) else chunk)
+            if draft and self._spare_blocks(chunk.seq, len(draft)):
+                chunks.append(replace(chunk, draft=draft))
+                chunk.seq.drafted_at = len(chunk.seq.tokens)
+            else:
+                chunks.append(chunk)
         return chunks
+
+    def _steps(self, bursts: Steps, decodes: list[Chunk]) -> int:
+        """Steps for what decodes, as far as blocks that nobody needs reach."""
+        if any(chunk.draft for chunk in decodes):
+            return 1
+        steps = bursts.steps([chunk.seq for chunk in decodes], self._drafter is not None)
+        roomy = steps > 1 and all(self._spare_blocks(chunk.seq, steps - 1) for chunk in decodes)
+        return steps if roomy else 1
 
     def _spare_blocks(self, seq: Sequence, more: int) -> bool:
         """Give `seq` blocks for `more` tokens than it has, if others are left one each."""

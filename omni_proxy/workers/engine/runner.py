@@ -21,7 +21,7 @@ from omni_proxy.workers.engine.guesser import Guesser
 from omni_proxy.workers.engine.model import Batch, DecoderModel, Experts
 from omni_proxy.workers.engine.penalties import Said
 from omni_proxy.workers.engine.planner import Chunk
-from omni_proxy.workers.engine.sampler import Draw, Drawn, sample, score
+from omni_proxy.workers.engine.sampler import Draw, Drawn, chances, sample, score
 from omni_proxy.workers.engine.sequence import Sequence as Request
 from omni_proxy.workers.engine.types import Guide
 
@@ -75,6 +75,18 @@ class Runner:
             if progress is not None:
                 progress.layer_done(self._layers + 1)
         return right
+
+    @property
+    def bursts(self) -> bool:
+        """Several steps may go in one call. Not beside a draft head, which reads every step's rows."""
+        return self.model.bursts and self._guesser is None
+
+    @torch.inference_mode()
+    def burst(self, chunks: Sequence[Chunk], steps: int) -> list[tuple[Drawn, ...]]:
+        """Compute single rows `steps` times, each time what was drawn before; a token of each for each."""
+        draws = [Draw(chunk.seq.request.sampling, chunk.seq.seed, chunk.seq.num_generated) for chunk in chunks]
+        drawn = self.model.burst(self._batch(chunks), self._kv[: self._layers], steps, chances(draws, steps))
+        return [tuple(map(Drawn, tokens)) for tokens in drawn.t().tolist()]
 
     def forget(self, request_id: str) -> None:
         """A sequence has ended or lost its blocks."""

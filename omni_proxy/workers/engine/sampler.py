@@ -85,6 +85,20 @@ def _pick(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     return tokens
 
 
+def chances(draws: Sequence[Draw], steps: int) -> ops.Chances | None:
+    """How `steps` tokens of each row are drawn that ask for nothing but chance; None: all greedily."""
+    params = [draw.sampling for draw in draws]
+    if not any(p.temperature for p in params):
+        return None
+    uniforms = [[uniform(draw.seed, draw.index + step) for draw in draws] for step in range(steps)]
+    return ops.Chances(
+        torch.tensor([p.temperature for p in params], dtype=torch.float64),
+        torch.tensor([max(p.top_k, 0) for p in params]),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64),
+        torch.tensor(uniforms, dtype=torch.float64),
+    )
+
+
 def _forbid(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     if not any(draw.forbidden or draw.allowed is not None for draw in draws):
         return logits

@@ -37,6 +37,7 @@ class Sequence:
         "block_size",
         "blocks",
         "cached_tokens",
+        "drafted_at",
         "kv_len",
         "phase",
         "prompt_len",
@@ -55,6 +56,8 @@ class Sequence:
         """Of this request's draws: the client's seed, or one that the engine chose."""
         self.tokens = list(request.prompt_token_ids)
         self.prompt_len = len(self.tokens)
+        self.drafted_at = self.prompt_len
+        """Length when the last draft was made; that of the prompt while there was none."""
         self.phase = Phase.WAITING
         self.arrival = 0
         self.admitted = 0
@@ -112,6 +115,19 @@ class Sequence:
     def wants_scores(self) -> bool:
         """Log-probabilities of prompt tokens are still to be computed."""
         return self.request.prompt_logprobs is not None and len(self.scores) < self.prompt_len - 1
+
+    @property
+    def draws_plainly(self) -> bool:
+        """Tokens after this one need nothing but logits and chance, and nobody waits for this one by itself."""
+        request = self.request
+        sampling = request.sampling
+        return (
+            self.num_generated >= max(1, sampling.min_tokens)
+            and request.guide is None
+            and request.room is None
+            and sampling.logprobs is None
+            and not sampling.shapes_logits
+        )
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -265,6 +265,8 @@ class EngineConfig:
     """Folder of an EAGLE head for `speculation` head; None: the checkpoint's own."""
     speculative_tokens: int = 8
     """The longest draft."""
+    burst_steps: int = 8
+    """Most steps that one call takes while a batch only decodes; 1: each by itself."""
     expert_parallel: int = 1
     """Processes that share the experts; 1 keeps them all in this one."""
     expert_redundancy: int | None = None

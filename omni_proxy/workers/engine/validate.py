@@ -89,6 +89,7 @@ def check_config(config: EngineConfig) -> None:
         "max_num_batched_tokens",
         "expert_parallel",
         "speculative_tokens",
+        "burst_steps",
     ):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}")

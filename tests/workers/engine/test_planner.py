@@ -211,6 +211,17 @@ def test_unpublished_blocks_are_never_shared() -> None:
     assert step(plans) == [("a", 8, 1, True), ("b", 7, 1, True)]
 
 
+class Burst:
+    """As many steps as the machine's draw says, within the sequences' limit."""
+
+    def __init__(self, machine: PlannerMachine) -> None:
+        self._machine = machine
+
+    def steps(self, sequences: list[Sequence], drafting: bool) -> int:
+        left = min(self._machine.limit - len(seq.tokens) for seq in sequences)
+        return max(1, min(self._machine.burst, left))
+
+
 class PlannerMachine(RuleBasedStateMachine):
     """Arrivals, aborts, preemption, pulls, leases and drafts, right or wrong, in any order.
 
@@ -222,7 +233,8 @@ class PlannerMachine(RuleBasedStateMachine):
     def start(self, blocks: int, seqs: int, extra: int) -> None:
         self.pool = BlockPool(blocks, SIZE)
         self.draft: tuple[int, ...] = ()
-        self.planner = Planner(self.pool, seqs, seqs + extra, self)
+        self.burst = 1
+        self.planner = Planner(self.pool, seqs, seqs + extra, self, Burst(self))
         self.content: dict[tuple[int, int], object] = {}
         self.kept: dict[str, tuple[list[int], list[object]]] = {}
         self.count = 0
@@ -280,9 +292,14 @@ class PlannerMachine(RuleBasedStateMachine):
             self.write(seq, position)
         self.planner.pull_finished(seq.request_id)
 
-    @rule(steps=st.integers(1, 4), token=st.integers(0, 1), draft=st.lists(st.integers(0, 1), max_size=6))
-    def steps(self, steps: int, token: int, draft: list[int]) -> None:
-        self.draft = tuple(draft)
+    @rule(
+        steps=st.integers(1, 4),
+        token=st.integers(0, 1),
+        draft=st.lists(st.integers(0, 1), max_size=6),
+        burst=st.integers(1, 6),
+    )
+    def steps(self, steps: int, token: int, draft: list[int], burst: int) -> None:
+        self.draft, self.burst = tuple(draft), burst
         for _ in range(steps):
             plan = self.planner.plan()
             assert sum(c.rows for c in plan.chunks) <= self.planner._max_tokens
@@ -294,8 +311,11 @@ class PlannerMachine(RuleBasedStateMachine):
                     if position >= chunk.seq.kv_len:
                         self.write(chunk.seq, position, chunk.draft)
             for chunk in plan.chunks:
+                more = (token,) * (plan.steps - 1)
+                for position in range(chunk.start + 1, chunk.start + plan.steps):
+                    self.write(chunk.seq, position, more)
                 self.planner.advance(chunk, token if chunk.samples else None)
-                for guess in chunk.draft:
+                for guess in chunk.draft or more:
                     if guess != token or len(chunk.seq.tokens) >= self.limit:
                         break
                     self.planner.confirm(chunk.seq, token)

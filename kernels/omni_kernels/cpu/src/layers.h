@@ -47,6 +47,31 @@ INLINE void silu_row(const float* gate, const float* up, int64_t n, float* out) 
 // A NaN counts as the largest value, as in torch.topk; of equals the first wins.
 INLINE bool better(float a, float b) { return a > b || (a != a && b == b); }
 
+static int64_t best(const float* x, int64_t n) {
+    int64_t i = 0, at = 0;
+    if (n >= W) {  // each lane keeps its best; NaNs are left to the plain loop
+        vf most = load(x);
+        vi odd = most != most, where{}, now{};
+        for (i = W; i + W <= n; i += W) {
+            const vf v = load(x + i);
+            now += W;
+            odd |= v != v;
+            where = v > most ? now : where;
+            most = v > most ? v : most;
+        }
+        bool plain = true;
+        for (int lane = 0; lane < W; lane++) {
+            const int64_t here = where[lane] + lane;
+            plain = plain && !odd[lane];
+            if (most[lane] > x[at] || (most[lane] == x[at] && here < at)) at = here;
+        }
+        if (!plain) i = at = 0;
+    }
+    for (; i < n; i++)
+        if (better(x[i], x[at])) at = i;
+    return at;
+}
+
 // The k best of those not `taken`, best first: one pass that keeps them in order.
 INLINE void top(const float* value, int64_t n, int64_t k, const bool* taken, int64_t* best) {
     int64_t held = 0;

@@ -139,6 +139,20 @@ void pack_panel(const T* src, int64_t n, int64_t k, bool gated, bool pairs, int6
     }
 }
 
+// One place further on for each sequence of one row; false if its table ends there.
+bool go_on(const omni_step_args& args, int64_t* position, int64_t* slot, int64_t* kv_len) {
+    const int64_t size = args.cache.block_size;
+    for (int64_t i = 0; i < args.rows; i++) {
+        const int64_t* table = args.ragged.tables + args.ragged.table_start[i];
+        const int64_t block = kv_len[i] / size;
+        if (block >= args.ragged.table_start[i + 1] - args.ragged.table_start[i]) return false;
+        slot[i] = table[block] * size + kv_len[i] % size;
+        position[i]++;
+        kv_len[i]++;
+    }
+    return true;
+}
+
 int64_t panel_count(int64_t n, bool gated) { return gated ? 2 * ((n / 2 + 15) / 16) : (n + 15) / 16; }
 
 }  // namespace
@@ -326,9 +340,7 @@ int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const doub
     std::vector<int64_t> order(static_cast<size_t>(vocab));
     for (int64_t r = 0; r < rows; r++) {
         const float* x = logits + r * vocab;
-        int64_t best = 0;
-        for (int64_t i = 1; i < vocab; i++)
-            if (x[i] > x[best] || (x[i] != x[i] && x[best] == x[best])) best = i;
+        const int64_t best = ops().best(x, vocab);
         tokens[r] = best;
         if (!(temperature[r] > 0)) continue;
         double total = 0;
@@ -358,6 +370,31 @@ int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const doub
             if (sum > uniform[r] * total) pick = i;
         }
         tokens[r] = pick < 0 ? last : pick;
+    }
+    return OMNI_OK;
+} catch (const std::bad_alloc&) {
+    return OMNI_NO_MEMORY;
+}
+
+int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws, int64_t steps,
+                   int64_t* tokens, int32_t threads) try {
+    omni_step_args args = *first;
+    const int64_t n = args.rows;
+    if (args.ragged.sequences != n || args.logit_rows != n) return OMNI_BAD_ROW;
+    std::vector<int64_t> at(args.positions, args.positions + n), slot(args.slots, args.slots + n);
+    std::vector<int64_t> lens(args.ragged.kv_lens, args.ragged.kv_lens + n);
+    args.positions = at.data();
+    args.slots = slot.data();
+    args.ragged.kv_lens = lens.data();
+    for (int64_t i = 0; i < steps; i++, tokens += n) {
+        if (i && !go_on(args, at.data(), slot.data(), lens.data())) return OMNI_BAD_BLOCK;
+        int32_t status = omni_step(model, &args, threads);
+        if (!status && draws)
+            status = omni_sample(args.logits, n, model->vocab, draws->temperature, draws->top_k, draws->top_p,
+                                 draws->uniform + i * n, tokens);
+        for (int64_t r = 0; r < n && !draws; r++) tokens[r] = ops().best(args.logits + r * model->vocab, model->vocab);
+        if (status) return status;
+        args.tokens = tokens;
     }
     return OMNI_OK;
 } catch (const std::bad_alloc&) {

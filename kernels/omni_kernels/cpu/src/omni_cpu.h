@@ -107,6 +107,14 @@ typedef struct {
     int32_t progress_fd;        // gets a byte for each of them, if progress is not null; must not block
 } omni_step_args;
 
+// How the next token of each row is drawn; see omni_sample.
+typedef struct {
+    const double* temperature;  // [rows]
+    const int64_t* top_k;       // [rows]
+    const double* top_p;        // [rows]
+    const double* uniform;      // [steps, rows]
+} omni_draws;
+
 OMNI_API int32_t omni_version(void);
 OMNI_API const char* omni_source_hash(void);
 OMNI_API int32_t omni_isa_count(void);
@@ -143,6 +151,10 @@ OMNI_API int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, in
 OMNI_API int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const double* temperature, const int64_t* top_k,
                     const double* top_p, const double* uniform, int64_t* tokens);
 OMNI_API int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
+// `steps` steps of sequences with one row each: every step after `first` takes the tokens that the one before it has
+// drawn, each sequence one place further on. `tokens` [steps, rows] gets all that are drawn; `draws` null: the largest.
+OMNI_API int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws, int64_t steps,
+                            int64_t* tokens, int32_t threads);
 
 OMNI_API double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
 OMNI_API double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done

@@ -311,5 +311,5 @@ static double bench_read(const void* data, int64_t bytes, int32_t threads) {
     return double(call.sum.load());
 }
 
-const Ops OPS = {linear_op, route_op, moe_op, norm_op, rope_op, silu_op, attention_op, step, bench_read, bench_fma,
-                 bench_pairs};
+const Ops OPS = {linear_op, route_op, moe_op, norm_op, rope_op, silu_op, attention_op, step, best,
+                 bench_read, bench_fma, bench_pairs};

@@ -11,6 +11,7 @@ struct Ops {
     decltype(&omni_silu_and_mul) silu_and_mul;
     decltype(&omni_attention) attention;
     decltype(&omni_step) step;
+    int64_t (*best)(const float* x, int64_t n);  // the first of the largest values; a NaN is larger than all others
     decltype(&omni_bench_read) bench_read;
     decltype(&omni_bench_fma) bench_fma;
     decltype(&omni_bench_pairs) bench_pairs;
