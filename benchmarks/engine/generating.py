@@ -1,6 +1,6 @@
 """Prefill and decode of one checkpoint, ours beside theirs, in turns; the least time of each counts.
 
-Each in float32 and in bfloat16, ours with weights of 8 bits as well; all of ours are compared with the quicker of theirs.
+Each in float32 and in bfloat16, ours with weights of 8 bits as well; all are compared with the quicker of theirs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ final norm and logits. For models so small that dispatching single ops costs mor
 
 The definition is the same sequence of single ops; activations are float32 whatever the weights' and the cache's dtype.
 Only in a model of bfloat16 (its embedding, and all its matrices) are the rows that enter a product rounded to that,
-where the CPU multiplies pairs of them; the router's are not.
+where the CPU multiplies pairs of them, and so are queries that meet keys of bfloat16; the router's rows are not.
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@
 // Tiles start at key 0 and a row masks what it may not see with exact zeros: its result is the same whether it is
 // computed alone (decode), in a chunk, or after a prefix that others have computed.
 constexpr int64_t KEYS = 64;
+#if defined(OMNI_PAIRS)
+typedef Pair PAIRS;
+#else
+typedef float PAIRS;
+#endif
 
 struct Attend {
     const float* q;  // [rows, row stride], heads of dim each
@@ -12,7 +17,22 @@ struct Attend {
     const omni_cache* cache;
     float scale;
     float* out;      // [rows, q_heads * value_dim]
+    bool pairs;      // queries may be rounded to bfloat16 where the keys are of it, and multiplied by pairs
 };
+
+// Queries and keys are multiplied by values, or by pairs of bfloat16. A pair takes a float's place: as many bytes, and
+// what moves floats moves pairs.
+template <class A>
+INLINE vf meet(vf sum, vf key, const float* q) {
+    if constexpr (K_EACH<A> == 1) return splat(*q) * key + sum;
+#if defined(OMNI_PAIRS)
+    uint32_t both;
+    __builtin_memcpy(&both, q, 4);
+    return dot_pair(sum, (vu)key, both);
+#else
+    return sum;
+#endif
+}
 
 struct AttendScratch {
     float *q, *s, *kt, *row, *v, *o, *most, *sum;
@@ -98,7 +118,7 @@ INLINE void transpose_keys(const char* const* key, int64_t n, int64_t padded, fl
 }
 
 // s[m][KEYS] = q[m][dim] . keys, for G vectors of keys from j0 on: as `scores`, without the way over kt.
-template <int DT, int M, int G>
+template <class A, int DT, int M, int G>
 INLINE void few_scores(const char* const* key, int64_t j0, int64_t dim, const float* q, float* s, const Coming& coming) {
     constexpr int64_t BYTES = DT == OMNI_BF16 ? 2 : 4;
     vf acc[G * M] = {};
@@ -110,7 +130,7 @@ INLINE void few_scores(const char* const* key, int64_t j0, int64_t dim, const fl
             columns<DT>(key + j0 + g * W, d * BYTES, column);
             unroll<4>([&](auto i) __attribute__((always_inline)) {
                 unroll<M>([&](auto m) __attribute__((always_inline)) {
-                    acc[g * M + m] = splat(q[m * dim + d + i]) * column[i] + acc[g * M + m];
+                    acc[g * M + m] = meet<A>(acc[g * M + m], column[i], q + m * dim + d + i);
                 });
             });
         });
@@ -118,13 +138,23 @@ INLINE void few_scores(const char* const* key, int64_t j0, int64_t dim, const fl
     unroll<G * M>(EACH { store(s + i % M * KEYS + j0 + i / M * W, acc[i]); });
 }
 
-// One head's tile: where its keys lie (up to a whole vector of them, the last again), and its values as float32 rows,
-// both padded to whole vectors.
+// One head's tile: where its keys lie (up to a whole vector of them, the last again), and its values, both padded to
+// whole vectors.
 struct HeadTile {
     const char* key[KEYS];
-    const float* value[KEYS];
-    int dtype;  // of the keys
+    const void* value[KEYS];
+    int dtype;    // of the keys
+    bool halves;  // the values are of bfloat16, as they lie; else float32
 };
+
+// Sums over values of bfloat16 keep even and odd columns apart, W and W of each 2 W; this brings them together.
+INLINE void join_halves(const float* sum, float factor, int64_t width, float* out) {
+    for (int64_t d = 0; d < width; d += 2 * W)
+        for (int i = 0; i < W; i++) {
+            out[d + 2 * i] = sum[d + i] * factor;
+            out[d + 2 * i + 1] = sum[d + W + i] * factor;
+        }
+}
 
 INLINE void load_tile(const omni_cache& c, const TileRows& rows, int64_t offset, AttendScratch& s, HeadTile& tile) {
     const int64_t wide = (c.dim + W - 1) / W * W, padded = (c.value_dim + W - 1) / W * W, n = rows.n;
@@ -134,8 +164,8 @@ INLINE void load_tile(const omni_cache& c, const TileRows& rows, int64_t offset,
         tile.key[j] = wide == c.dim ? rows.key[j] + offset : reinterpret_cast<const char*>(s.row + j * wide);
     for (int64_t j = n; j % W; j++) tile.key[j] = tile.key[n - 1];
     const bool whole = padded == c.value_dim;
-    if (whole && c.dtype == OMNI_F32) {
-        for (int64_t j = 0; j < n; j++) tile.value[j] = reinterpret_cast<const float*>(rows.value[j] + offset);
+    if (tile.halves || (whole && c.dtype == OMNI_F32)) {
+        for (int64_t j = 0; j < n; j++) tile.value[j] = rows.value[j] + offset;
         return;
     }
     if (whole) widen_rows(rows.value, offset, n, padded, s.v);
@@ -144,25 +174,24 @@ INLINE void load_tile(const omni_cache& c, const TileRows& rows, int64_t offset,
 }
 
 // s[m][KEYS] = q[m][dim] . kt, M rows and N vectors of keys at a time: enough chains to hide a multiply-add's latency.
-template <int M, int N>
+template <class A, int M, int N>
 INLINE void score_vectors(const float* q, const float* kt, int64_t dim, float* s) {
     vf acc[N * M] = {};
     for (int64_t d = 0; d < dim; d++) {
         vf k[N];
         unroll<N>(EACH { k[i] = load(kt + d * KEYS + i * W); });
         unroll<M>([&](auto m) __attribute__((always_inline)) {
-            const vf x = splat(q[m * dim + d]);
-            unroll<N>(EACH { acc[m * N + i] = x * k[i] + acc[m * N + i]; });
+            unroll<N>(EACH { acc[m * N + i] = meet<A>(acc[m * N + i], k[i], q + m * dim + d); });
         });
     }
     unroll<N * M>(EACH { store(s + i / N * KEYS + i % N * W, acc[i]); });
 }
-template <int M>
+template <class A, int M>
 INLINE void scores(const float* q, const float* kt, int64_t n, int64_t dim, float* s) {
     constexpr int N = W == 16 || (W == 8 && M < 4) ? 4 : 2;
     int64_t j = 0;
-    for (; j + N * W <= n; j += N * W) score_vectors<M, N>(q, kt + j, dim, s + j);
-    for (; j < n; j += W) score_vectors<M, 1>(q, kt + j, dim, s + j);
+    for (; j + N * W <= n; j += N * W) score_vectors<A, M, N>(q, kt + j, dim, s + j);
+    for (; j < n; j += W) score_vectors<A, M, 1>(q, kt + j, dim, s + j);
 }
 
 // Scores of one row -> weights; of the tile's `n` keys `seen` are visible. Returns what older sums must be scaled by.
@@ -187,16 +216,20 @@ INLINE float soften(float* s, int64_t seen, int64_t n, float& most, float& sum) 
     return keep;
 }
 
-// o[m][padded] = o * keep[m] + p[m][n] . rows v[n], float32; N vectors from column d on.
-template <int M, int N>
-INLINE void gather_columns(const float* p, const float* const* v, const float* keep, int64_t n, int64_t padded,
+// o[m][padded] = o * keep[m] + p[m][n] . rows v[n]; N vectors from column d on, float32 or (HALVES) of bfloat16.
+template <int M, int N, bool HALVES>
+INLINE void gather_columns(const float* p, const void* const* v, const float* keep, int64_t n, int64_t padded,
                            int64_t d, float* o) {
     vf acc[M * N];
     unroll<M * N>(EACH { acc[i] = load(o + i / N * padded + d + i % N * W) * splat(keep[i / N]); });
     for (int64_t j = 0; j < n; j++) {
-        const float* row = v[j] + d;
         vf x[N];
-        unroll<N>(EACH { x[i] = load(row + i * W); });
+        if constexpr (HALVES) unroll<N / 2>(EACH {
+            const vu both = *reinterpret_cast<const vu_any*>(static_cast<const char*>(v[j]) + d * 2 + i * 4 * W);
+            x[2 * i] = (vf)(both << 16);
+            x[2 * i + 1] = (vf)(both & 0xffff0000u);
+        });
+        else unroll<N>(EACH { x[i] = load(static_cast<const float*>(v[j]) + d + i * W); });
         unroll<M>([&](auto m) __attribute__((always_inline)) {
             const vf share = splat(p[m * KEYS + j]);
             unroll<N>(EACH { acc[m * N + i] = share * x[i] + acc[m * N + i]; });
@@ -205,13 +238,14 @@ INLINE void gather_columns(const float* p, const float* const* v, const float* k
     unroll<M * N>(EACH { store(o + i / N * padded + d + i % N * W, acc[i]); });
 }
 
-template <int M>
-INLINE void gather_values(const float* p, const float* const* v, const float* keep, int64_t n, int64_t padded, float* o) {
+template <int M, bool HALVES>
+INLINE void gather_values(const float* p, const void* const* v, const float* keep, int64_t n, int64_t padded, float* o) {
     int64_t d = 0;
     if constexpr (M < 4)
-        for (; d + 4 * W <= padded; d += 4 * W) gather_columns<M, 4>(p, v, keep, n, padded, d, o);
-    for (; d + 2 * W <= padded; d += 2 * W) gather_columns<M, 2>(p, v, keep, n, padded, d, o);
-    for (; d < padded; d += W) gather_columns<M, 1>(p, v, keep, n, padded, d, o);
+        for (; d + 4 * W <= padded; d += 4 * W) gather_columns<M, 4, HALVES>(p, v, keep, n, padded, d, o);
+    for (; d + 2 * W <= padded; d += 2 * W) gather_columns<M, 2, HALVES>(p, v, keep, n, padded, d, o);
+    if constexpr (!HALVES)
+        for (; d < padded; d += W) gather_columns<M, 1, false>(p, v, keep, n, padded, d, o);
 }
 
 // What the query vectors of one head meet in one tile; vector v of the head is number `at` + v of the block's.
@@ -231,37 +265,39 @@ INLINE void weigh(AttendScratch& t, const Meeting& x, int64_t v) {
         else
             for (int64_t j = 0; j < x.n; j++) t.s[i * KEYS + j] = 0.0f;
     }
-    gather_values<M>(t.s, x.tile->value, keep, x.n, x.padded, t.o + (x.at + v) * x.padded);
+    float* o = t.o + (x.at + v) * x.padded;
+    if (x.tile->halves) gather_values<M, true>(t.s, x.tile->value, keep, x.n, x.padded, o);
+    else gather_values<M, false>(t.s, x.tile->value, keep, x.n, x.padded, o);
 }
 
-template <int M>
+template <class A, int M>
 INLINE void attend_vectors(AttendScratch& t, const Meeting& x, int64_t v) {
     Meeting part = x;  // of those keys that the last of the vectors sees
     part.n = min64(x.n, x.seen0 + (v + M - 1) / x.group);
     if (part.n <= 0) return;
-    scores<M>(t.q + (x.at + v) * x.dim, t.kt, part.n, x.dim, t.s);
+    scores<A, M>(t.q + (x.at + v) * x.dim, t.kt, part.n, x.dim, t.s);
     weigh<M>(t, part, v);
 }
 
 // The head's only M vectors.
-template <int DT, int M>
+template <class A, int DT, int M>
 INLINE void attend_few(AttendScratch& t, const Meeting& x, const Coming& coming) {
     const float* q = t.q + x.at * x.dim;
     int64_t j = 0;
-    for (; j + 2 * W <= x.n; j += 2 * W) few_scores<DT, M, 2>(x.tile->key, j, x.dim, q, t.s, coming);
-    for (; j < x.n; j += W) few_scores<DT, M, 1>(x.tile->key, j, x.dim, q, t.s, coming);
+    for (; j + 2 * W <= x.n; j += 2 * W) few_scores<A, DT, M, 2>(x.tile->key, j, x.dim, q, t.s, coming);
+    for (; j < x.n; j += W) few_scores<A, DT, M, 1>(x.tile->key, j, x.dim, q, t.s, coming);
     weigh<M>(t, x, 0);
 }
 
-template <int DT>
+template <class A, int DT>
 INLINE void attend_head(AttendScratch& t, const Meeting& x, int64_t vectors, const Coming& coming) {
-    if (vectors == 1) return attend_few<DT, 1>(t, x, coming);
-    if (vectors == 2) return attend_few<DT, 2>(t, x, coming);
+    if (vectors == 1) return attend_few<A, DT, 1>(t, x, coming);
+    if (vectors == 2) return attend_few<A, DT, 2>(t, x, coming);
     transpose_keys<DT>(x.tile->key, x.n, x.dim, t.kt, coming);
     int64_t v = 0;
-    for (; v + 4 <= vectors; v += 4) attend_vectors<4>(t, x, v);
-    for (; v + 2 <= vectors; v += 2) attend_vectors<2>(t, x, v);
-    for (; v < vectors; v++) attend_vectors<1>(t, x, v);
+    for (; v + 4 <= vectors; v += 4) attend_vectors<A, 4>(t, x, v);
+    for (; v + 2 <= vectors; v += 2) attend_vectors<A, 2>(t, x, v);
+    for (; v < vectors; v++) attend_vectors<A, 1>(t, x, v);
 }
 
 // Query rows [r0, r0 + rows) of sequence `s`, heads [head, head + heads) of the keys.
@@ -269,26 +305,30 @@ struct Block {
     int64_t s, r0, rows, head, heads;
 };
 
-INLINE void begin_block(const Attend& a, const Block& b, int64_t wide, int64_t padded, AttendScratch& t) {
+// Query vectors [wide], or [wide / 2] pairs, scaled; sums of zero.
+INLINE void begin_block(const Attend& a, const Block& b, bool pairs, int64_t wide, int64_t padded, AttendScratch& t) {
     const int64_t group = a.q_heads / a.cache->heads, dim = a.cache->dim, each = b.rows * group;
     for (int64_t v = 0; v < b.heads * each; v++) {
         const int64_t head = b.head + v / each, m = v % each;
         const float* q = a.q + (b.r0 + m / group) * a.q_stride + (head * group + m % group) * dim;
-        for (int64_t d = 0; d < dim; d++) t.q[v * wide + d] = q[d] * a.scale;
-        for (int64_t d = dim; d < wide; d++) t.q[v * wide + d] = 0.0f;
+        float* scaled = pairs ? t.row : t.q + v * wide;
+        for (int64_t d = 0; d < dim; d++) scaled[d] = q[d] * a.scale;
+        for (int64_t d = dim; d < wide; d++) scaled[d] = 0.0f;
+        if (pairs) narrow(scaled, wide, t.q + v * (wide / 2), OMNI_BF16);
         for (int64_t d = 0; d < padded; d++) t.o[v * padded + d] = 0.0f;
         t.most[v] = -__builtin_inff();
         t.sum[v] = 0.0f;
     }
 }
 
-INLINE void end_block(const Attend& a, const Block& b, int64_t padded, const AttendScratch& t) {
+INLINE void end_block(const Attend& a, const Block& b, bool halves, int64_t padded, const AttendScratch& t) {
     const int64_t group = a.q_heads / a.cache->heads, width = a.cache->value_dim, each = b.rows * group;
     for (int64_t v = 0; v < b.heads * each; v++) {
         const int64_t head = b.head + v / each, m = v % each;
         float* out = a.out + ((b.r0 + m / group) * a.q_heads + head * group + m % group) * width;
         const float inverse = 1.0f / t.sum[v];
-        for (int64_t d = 0; d < width; d++) out[d] = t.o[v * padded + d] * inverse;
+        if (halves) join_halves(t.o + v * padded, inverse, width, out);
+        else for (int64_t d = 0; d < width; d++) out[d] = t.o[v * padded + d] * inverse;
     }
 }
 
@@ -301,9 +341,12 @@ static void attend_block(const Attend& a, const Block& b, AttendScratch& t) {
     const int64_t seen0 = a.ragged->kv_lens[b.s] - (a.ragged->query_start[b.s + 1] - first) + (b.r0 - first) + 1;
     const int64_t keys = seen0 + b.rows - 1, next_head = c.head_stride * (c.dtype == OMNI_BF16 ? 2 : 4);
     const int64_t* table = a.ragged->tables + a.ragged->table_start[b.s];
-    begin_block(a, b, wide, padded, t);
+    const bool pairs = a.pairs && c.dtype == OMNI_BF16 && wide == c.dim;
     TileRows tiles[2];
     HeadTile tile;
+    // With many vectors it pays to widen values once for all.
+    tile.halves = c.dtype == OMNI_BF16 && c.value_dim % (2 * W) == 0 && vectors <= 4;
+    begin_block(a, b, pairs, wide, padded, t);
     find_rows(a, table, b.head, 0, min64(KEYS, keys), tiles[0]);
     for (int64_t base = 0, turn = 0; base < keys; base += KEYS, turn ^= 1) {
         const TileRows& rows = tiles[turn];
@@ -311,12 +354,13 @@ static void attend_block(const Attend& a, const Block& b, AttendScratch& t) {
         for (int64_t h = 0; h < b.heads; h++) {
             const Coming coming = h + 1 < b.heads ? Coming{&rows, (h + 1) * next_head} : Coming{&tiles[turn ^ 1], 0};
             load_tile(c, rows, h * next_head, t, tile);
-            const Meeting x{&tile, h * vectors, group, seen0 - base, rows.n, wide, padded};
-            if (tile.dtype == OMNI_BF16) attend_head<OMNI_BF16>(t, x, vectors, coming);
-            else attend_head<OMNI_F32>(t, x, vectors, coming);
+            const Meeting x{&tile, h * vectors, group, seen0 - base, rows.n, pairs ? wide / 2 : wide, padded};
+            if (pairs) attend_head<PAIRS, OMNI_F32>(t, x, vectors, coming);
+            else if (tile.dtype == OMNI_BF16) attend_head<float, OMNI_BF16>(t, x, vectors, coming);
+            else attend_head<float, OMNI_F32>(t, x, vectors, coming);
         }
     }
-    end_block(a, b, padded, t);
+    end_block(a, b, tile.halves, padded, t);
 }
 
 constexpr int64_t VECTORS = 64;  // query vectors of a block, at least one row's of one head

@@ -219,7 +219,7 @@ static int32_t attention_op(const void* q, int32_t dtype, int64_t q_heads, int64
     const int64_t in = rows * q_heads * cache->dim, n = rows * q_heads * cache->value_dim;
     Carver carver{static_cast<char*>(call_memory(dtype == OMNI_F32 ? 64 : (in + n + 32) * 4))};
     if (!carver.base) return OMNI_NO_MEMORY;
-    Attend a{static_cast<const float*>(q), q_row_stride, q_heads, ragged, cache, scale, static_cast<float*>(out)};
+    Attend a{static_cast<const float*>(q), q_row_stride, q_heads, ragged, cache, scale, static_cast<float*>(out), false};
     if (dtype != OMNI_F32) {
         float* wide = carver.take<float>(in);
         for (int64_t r = 0; r < rows; r++)
