@@ -24,6 +24,8 @@ COMPILED = (
     "omni_proxy/flow/*.py",
     "omni_proxy/driver.py",
     "omni_proxy/lifecycle/*.py",
+    "omni_proxy/messages/records.py",
+    "omni_proxy/messages/usual.py",
     "omni_proxy/scheduler/*.py",
     "omni_proxy/observe/access_log.py",
     "omni_proxy/observe/edge_counts.py",

@@ -57,6 +57,7 @@ from omni_proxy.messages import (
     WorkerSpec,
     WorkerUp,
 )
+from omni_proxy.messages.wire import from_wire, to_wire, wire_type
 
 P, D = Lease("r", 1, "p0", Leg.PREFILL), Lease("r", 2, "d0", Leg.DECODE)
 WORKER = WorkerSpec("p0", Role.PREFILL, ("m",), (Mode.PARALLEL,), "g", "vllm-nixl", 4, 99, 8192, 10_000, True, 2.5)
@@ -118,6 +119,11 @@ EFFECTS: list[Effect] = [
 ]
 
 
+def _there_and_back(message: Event | Effect, union: object) -> object:
+    decoder = msgspec.msgpack.Decoder(wire_type(union))
+    return from_wire(decoder.decode(msgspec.msgpack.encode(to_wire(message))))
+
+
 def test_each_member_of_the_unions_has_an_example() -> None:
     assert {type(event) for event in EVENTS} == set(get_args(Event))
     assert {type(effect) for effect in EFFECTS} == set(get_args(Effect))
@@ -125,27 +131,35 @@ def test_each_member_of_the_unions_has_an_example() -> None:
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
 def test_events_come_back(event: Event) -> None:
-    back = msgspec.msgpack.Decoder(Event).decode(msgspec.msgpack.encode(event))
+    back = _there_and_back(event, Event)
     assert type(back) is type(event)
     assert back == event
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=lambda e: type(e).__name__)
 def test_effects_come_back(effect: Effect) -> None:
-    back = msgspec.msgpack.Decoder(Effect).decode(msgspec.msgpack.encode(effect))
+    back = _there_and_back(effect, Effect)
     assert type(back) is type(effect)
     assert back == effect
 
 
 def test_block_keys_may_be_as_large_as_the_wire_allows() -> None:
     event: Event = Tokenized("r", 1, ((1 << 64) - 1,))
-    assert msgspec.msgpack.Decoder(Event).decode(msgspec.msgpack.encode(event)) == event
+    assert _there_and_back(event, Event) == event
 
 
 def test_a_record_knows_its_ends() -> None:
     assert (RECORD.arrived_at, RECORD.ended_at) == (0.5, 2.5)
 
 
-def test_messages_cannot_be_changed() -> None:
+def test_structs_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        P.attempt = 2  # type: ignore[misc]
+        WORKER.name = "p1"  # type: ignore[misc]
+
+
+def test_leases_are_compared_by_what_they_say() -> None:
+    same = Lease("r", 1, "p0", Leg.PREFILL)
+    assert same == P
+    assert hash(same) == hash(P)
+    others = (Lease("q", 1, "p0", Leg.PREFILL), D, Lease("r", 1, "p1", Leg.PREFILL), Lease("r", 1, "p0", Leg.DECODE))
+    assert P not in others

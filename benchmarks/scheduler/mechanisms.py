@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -89,7 +89,7 @@ class _Unread:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, Arrived):
-            event = Arrived(event.rid, structs.replace(event.spec, session=self._sessions[event.rid]))
+            event = Arrived(event.rid, replace(event.spec, session=self._sessions[event.rid]))
         elif isinstance(event, Tokenized):
             event = Tokenized(event.rid, event.prompt_tokens, ())
         return self._core.handle(event, now)

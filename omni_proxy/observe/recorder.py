@@ -21,11 +21,12 @@ import msgspec
 
 from omni_proxy.flow.settings import CoreSettings, settings_from
 from omni_proxy.messages import Effect, Event, Reconfigured
+from omni_proxy.messages.wire import from_wire, to_wire, wire_type
 
 logger = logging.getLogger(__name__)
 
 MAGIC: Final = b"OMNIEV1\n"
-VERSION: Final = 1
+VERSION: Final = 2
 _BUFFER_BYTES: Final = 64 << 10
 _MAX_FRAME_BYTES: Final = 1 << 30
 _LENGTH: Final = struct.Struct(">I")
@@ -50,7 +51,7 @@ class Recorder:
     def __call__(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
         """Take one step of the core into the log."""
         if self._file is not None:
-            self._put((now, event, effects))
+            self._put((now, to_wire(event), [to_wire(effect) for effect in effects]))
             if len(self._buffer) >= _BUFFER_BYTES:
                 self.flush()
 
@@ -98,13 +99,14 @@ class LogReader:
 
     def frames(self) -> Iterator[Frame]:
         """Each step in order; closes the file at the end."""
-        decoder = msgspec.msgpack.Decoder(Frame)
+        decoder = msgspec.msgpack.Decoder(tuple[float, wire_type(Event), list[wire_type(Effect)]])  # type: ignore[misc]
         with self._file:
             for number, data in enumerate(self._raw_frames(), 1):
-                frame = self._decoded(decoder, data, f"frame {number}")
-                if isinstance(frame[1], Reconfigured):
-                    self._settings(frame[1].settings, f"frame {number}")
-                yield frame
+                now, event, effects = self._decoded(decoder, data, f"frame {number}")
+                event = from_wire(event)
+                if isinstance(event, Reconfigured):
+                    self._settings(event.settings, f"frame {number}")
+                yield now, event, [from_wire(effect) for effect in effects]
 
     def _header(self) -> CoreSettings:
         if self._file.read(len(MAGIC)) != MAGIC:

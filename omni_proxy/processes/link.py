@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from omni_proxy.messages import Effect, Event
+from omni_proxy.messages.wire import from_wire, to_wire, wire_type
 from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.workers.member import Member
 
@@ -55,7 +56,7 @@ class Link(asyncio.Protocol, Generic[Received]):
 
     def __init__(
         self,
-        decoder: msgspec.msgpack.Decoder[list[Received]],
+        decoder: msgspec.msgpack.Decoder[list[Any]],
         received: Callable[[Link[Received], Sequence[Received]], None],
         lost: Callable[[Link[Received]], None],
     ) -> None:
@@ -78,7 +79,7 @@ class Link(asyncio.Protocol, Generic[Received]):
             return
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(message)
+        self._out.append(to_wire(message))
 
     def close(self) -> None:
         """Flush what is queued and end the connection."""
@@ -111,7 +112,7 @@ class Link(asyncio.Protocol, Generic[Received]):
             frame = bytes(self._in[at + _LENGTH.size : end])
             at = end
             try:
-                messages = self._decoder.decode(frame)
+                messages: list[Received] = [from_wire(read) for read in self._decoder.decode(frame)]
             except msgspec.DecodeError:
                 self._break()
                 return
@@ -129,11 +130,11 @@ class Link(asyncio.Protocol, Generic[Received]):
             self._transport.abort()
 
 
-def front_decoder() -> msgspec.msgpack.Decoder[list[FromScheduler]]:
-    """Reads what a scheduler sends."""
-    return msgspec.msgpack.Decoder(list[FromScheduler])
+def front_decoder() -> msgspec.msgpack.Decoder[list[Any]]:
+    """Reads what a scheduler sends: `FromScheduler`, as it is on the wire."""
+    return msgspec.msgpack.Decoder(list[wire_type(FromScheduler)])  # type: ignore[misc]
 
 
-def scheduler_decoder() -> msgspec.msgpack.Decoder[list[FromFront]]:
-    """Reads what a front sends."""
-    return msgspec.msgpack.Decoder(list[FromFront])
+def scheduler_decoder() -> msgspec.msgpack.Decoder[list[Any]]:
+    """Reads what a front sends: `FromFront`, as it is on the wire."""
+    return msgspec.msgpack.Decoder(list[wire_type(FromFront)])  # type: ignore[misc]

@@ -13,6 +13,7 @@ import msgspec
 from omni_proxy.config import ConfigError
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Effect, Event
+from omni_proxy.messages.wire import to_wire
 from omni_proxy.observe.recorder import BadLog, LogReader
 
 EXIT_DIFFERENT: Final = 1
@@ -64,7 +65,7 @@ def _difference(
 
 
 def _text(message: Event | Effect) -> str:
-    return msgspec.json.encode(message).decode()
+    return msgspec.json.encode(to_wire(message)).decode()
 
 
 def run_replay(options: argparse.Namespace, make_core: MakeCore, say: Callable[[str], None]) -> int:

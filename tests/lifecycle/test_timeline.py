@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from dataclasses import replace
 
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.timeline import stage_seconds, stage_spans

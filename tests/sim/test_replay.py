@@ -109,8 +109,8 @@ def test_a_log_that_was_cut_replays_as_far_as_it_goes(tmp_path: Path, capsys: py
         (MAGIC + b"\0\0\0\2\x92", "ends within its header"),
         (MAGIC + b"\0\0\0\3\x92\x09\x80", "has version 9"),
         (MAGIC + b"\0\0\0\1\xc0", "header is damaged"),
-        (MAGIC + b"\0\0\0\3\x92\x01\x80\0\0\0\1\xc0", "frame 1 is damaged"),
-        (MAGIC + b"\0\0\0\3\x92\x01\x80\xff\0\0\0", "is damaged: a frame of"),
+        (MAGIC + b"\0\0\0\3\x92\x02\x80\0\0\0\1\xc0", "frame 1 is damaged"),
+        (MAGIC + b"\0\0\0\3\x92\x02\x80\xff\0\0\0", "is damaged: a frame of"),
     ],
 )
 def test_what_is_no_log(tmp_path: Path, data: bytes, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
