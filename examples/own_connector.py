@@ -16,11 +16,13 @@ from typing import cast
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import Call, encode_fields
+from omni_proxy.call import Call
 from omni_proxy.cli import main as omni_proxy
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Connector, Pair, PrefillAnswer, Usual, read_usage_and_params
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Connector, Usual
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
 
@@ -32,17 +34,17 @@ class Named(Usual):
     handoff_reusable = True
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
-        return encode_fields(one_token_fields(call) | {"kv_transfer_params": b'{"do_remote_decode":true}'})
+        return one_token_body(call, [("kv_transfer_params", b'{"do_remote_decode":true}')])
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, params = read_usage_and_params(body)
-        return PrefillAnswer(None if bytes(params) == b"null" else params, usage)
+        return PrefillAnswer(params, usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         if handoff is None or pair.prefill is None:
             return []  # D does both
         return [
-            ("kv_transfer_params", bytes(handoff)),
+            ("kv_transfer_params", handoff),
             ("computed_by", msgspec.json.encode(pair.prefill.name)),
         ]
 

@@ -1,9 +1,10 @@
-/* omni_proxy._body_scan: the top-level fields of a request body in one pass over its bytes.
+/* omni_proxy._body_scan: the top-level fields of request and answer bodies in one pass over their bytes.
  *
  * msgspec looks at a body twice, once for what the gateway reads and once for where its fields are, byte by byte. Here
  * the prompt, which is nearly all of it, is looked at once and in blocks. What is accepted is a subset of what msgspec
  * accepts: strict JSON (RFC 8259) in UTF-8, an object, with no escape in a name that matters. Whatever else comes is
- * answered by None, and msgspec says what is wrong with it, if anything is; omni_proxy/call.py is the definition.
+ * answered by None, and msgspec says what is wrong with it, if anything is; omni_proxy/call.py is the definition of
+ * `scan`, omni_proxy/json_fields.py that of `pick`.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -315,13 +316,90 @@ static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     Py_RETURN_NONE;
 }
 
+#define MOST_PICKED 8
+#define MOST_DIGITS 18 /* of a number that fits into 64 bits */
+
+/* A count as a number, nothing where the field is absent or null, and of anything else its bytes. */
+static PyObject *worth(Span span) {
+    Py_ssize_t length = span.end - span.begin;
+    long long count = 0;
+    if (length == 0 || is(span, "null")) Py_RETURN_NONE;
+    if (length <= MOST_DIGITS) {
+        const unsigned char *at = span.begin;
+        while (at < span.end && *at >= '0' && *at <= '9') count = count * 10 + (*at++ - '0');
+        if (at == span.end) return PyLong_FromLongLong(count);
+    }
+    return PyBytes_FromStringAndSize((const char *)span.begin, length);
+}
+
+/* Where the values of these fields are; the last of a name counts. 0: not for us, as is a name that may be no text. */
+static int find(Scan *s, const Span *names, Py_ssize_t count, Span *found) {
+    if (!next_is(s, '{')) return 0;
+    blank(s);
+    if (s->at < s->end && *s->at == '}') {
+        s->at++;
+    } else {
+        do {
+            Span key, span;
+            s->high = 0;
+            if (!name(s, &key) || s->high) return 0;
+            blank(s);
+            span.begin = s->at;
+            if (!value(s, 1)) return 0;
+            span.end = s->at;
+            for (Py_ssize_t i = 0; i < count; i++) {
+                Py_ssize_t length = key.end - key.begin;
+                if (names[i].end - names[i].begin != length || memcmp(names[i].begin, key.begin, length) != 0) continue;
+                found[i] = span;
+                break;
+            }
+        } while (next_is(s, ','));
+        if (!next_is(s, '}')) return 0;
+    }
+    blank(s);
+    return s->at == s->end;
+}
+
+PyDoc_STRVAR(pick_doc,
+             "pick(body, names) -> values or None\n\n"
+             "Of a JSON object the values of these fields: a count as a number, other values as bytes, None where a field\n"
+             "is absent or null. None for all: ask somebody who knows more of JSON.");
+
+static PyObject *pick(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Span names[MOST_PICKED], found[MOST_PICKED] = {{NULL, NULL}};
+    if (count != 2 || !PyBytes_CheckExact(args[0]) || !PyTuple_CheckExact(args[1]) ||
+        PyTuple_GET_SIZE(args[1]) > MOST_PICKED) {
+        PyErr_SetString(PyExc_TypeError, "pick takes bytes and a few names of fields");
+        return NULL;
+    }
+    Py_ssize_t wanted = PyTuple_GET_SIZE(args[1]);
+    for (Py_ssize_t i = 0; i < wanted; i++) {
+        Py_ssize_t length;
+        const char *text = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(args[1], i), &length);
+        if (text == NULL) return NULL;
+        names[i].begin = (const unsigned char *)text;
+        names[i].end = names[i].begin + length;
+    }
+    const unsigned char *from = (const unsigned char *)PyBytes_AS_STRING(args[0]);
+    Scan s = {from, from + PyBytes_GET_SIZE(args[0]), 0};
+    if (!find(&s, names, wanted, found)) Py_RETURN_NONE;
+    PyObject *values = PyTuple_New(wanted);
+    for (Py_ssize_t i = 0; values != NULL && i < wanted; i++) {
+        PyObject *one = worth(found[i]);
+        if (one == NULL) Py_CLEAR(values);
+        else PyTuple_SET_ITEM(values, i, one);
+    }
+    return values;
+}
+
 static PyMethodDef methods[] = {
+    {"pick", (PyCFunction)(void (*)(void))pick, METH_FASTCALL, pick_doc},
     {"scan", (PyCFunction)(void (*)(void))scan, METH_FASTCALL, scan_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_body_scan", "Request bodies in one pass.", 0, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_body_scan", "Bodies in one pass.", 0, methods, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__body_scan(void) { return PyModuleDef_Init(&definition); }

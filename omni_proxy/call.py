@@ -7,7 +7,7 @@ and large integers reach the worker unchanged, and an edit touches nothing but i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -75,6 +75,7 @@ _TEXTS: Final = {COMPLETIONS: "prompt", RESPONSES: "input"}
 _STANDS_FOR: Final[tuple[bytes, ...]] = (b'""', b'[{"role":""}]')
 """What stands for a text and for messages where these were looked at already."""
 _LIST: Final = ord("[")
+_CLOSES: Final = ord("}")
 _TOP = msgspec.json.Decoder(Fields)
 _CHAT = msgspec.json.Decoder(Chat)
 _COMPLETION = msgspec.json.Decoder(Completion)
@@ -286,8 +287,13 @@ def encode_fields(fields: Mapping[str, bytes | Raw]) -> bytes:
     """A JSON object from raw values."""
     parts: list[bytes | Raw] = []
     for name, raw in fields.items():
-        parts.append(_key(name))
+        parts.append(key_of(name))
         parts.append(raw)  # prompts are large: nothing of them is copied before all is joined
+    return object_of(parts)
+
+
+def object_of(parts: list[bytes | Raw]) -> bytes:
+    """A JSON object from names, each behind a comma, and values; the list is used up."""
     if not parts:
         return b"{}"
     parts[0] = b"{" + parts[0][1:]
@@ -295,25 +301,30 @@ def encode_fields(fields: Mapping[str, bytes | Raw]) -> bytes:
     return b"".join(parts)
 
 
-def _key(name: str) -> bytes:
+def key_of(name: str) -> bytes:
+    """A field's name as it stands before its value, behind a comma."""
     return _KEYS.get(name) or b"," + msgspec.json.encode(name) + b":"
 
 
-def append_fields(call: Call, extra: Iterable[tuple[str, bytes | Raw]]) -> bytes:
+def append_fields(call: Call, extra: Sequence[tuple[str, bytes | Raw]]) -> bytes:
     """The client's body with fields added at its end; the rest stays byte for byte, unless it carried internals.
 
     Fields that the client sent itself under the same name are replaced where they stand.
     """
-    added = dict(extra)
-    if not added and not call.tampered:
-        return call.body
-    if call.tampered or not added.keys().isdisjoint(call.fields):
-        kept: dict[str, bytes | Raw] = {k: v for k, v in call.fields.items() if k not in INTERNAL_FIELDS}
-        return encode_fields(kept | added)
+    fields = call.fields
+    changed = call.tampered
+    for name, _ in extra:
+        changed = changed or name in fields
+    if changed:
+        kept: dict[str, bytes | Raw] = {k: v for k, v in fields.items() if k not in INTERNAL_FIELDS}
+        return encode_fields(kept | dict(extra))
     body = call.body
-    parts: list[bytes | Raw | memoryview] = [memoryview(body)[: body.rindex(b"}")]]
-    for name, raw in added.items():
-        parts.append(_key(name))
+    if not extra:
+        return body
+    end = len(body) - 1 if body[-1] == _CLOSES else body.rindex(b"}")
+    parts: list[bytes | Raw | memoryview] = [memoryview(body)[:end]]
+    for name, raw in extra:
+        parts.append(key_of(name))
         parts.append(raw)
     parts.append(b"}")
     return b"".join(parts)

@@ -6,20 +6,18 @@ from the worker's socket to the client's.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from msgspec import Raw
 
 from omni_proxy.api.events import EventScan
 from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.legs import Leg, Post, PrefillLeg
 from omni_proxy.api.resume_scan import scan_of
-from omni_proxy.api.shapes import WITH_USAGE
 from omni_proxy.api.sse import StreamScan, gives_up, read_usage, splice
 from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
+from omni_proxy.json_fields import pick
 from omni_proxy.messages import DecodeBroke, DecodeDone, Failure, FailureKind, FirstToken, Lease, LegFailed, Usage
 from omni_proxy.observe.edge_counts import EdgeCounts
 from omni_proxy.workers.http import Headers
@@ -33,6 +31,8 @@ HOLD_BYTES: Final = 64 << 10
 """How much of an answer that may not go out yet is held in memory before the worker has to wait."""
 _CHUNKED: Final = (CHAT, COMPLETIONS)
 """Their streams are chunks of one kind, with usage in the last and `[DONE]` at the end."""
+_USAGE: Final[tuple[str, ...]] = ("usage",)
+_NO_USAGE: Final = Usage()
 _MAYBE_UNSEEN: Final = (FailureKind.CLOSED, FailureKind.GAVE_UP)
 _STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
@@ -277,24 +277,31 @@ class DecodeLeg(Leg):
         if body.find(b'"recomputed"') >= 0 and gives_up(body):
             self.on_failure(Failure(FailureKind.GAVE_UP, "recomputed"))
             return
+        usage = _NO_USAGE
         try:
-            raw = WITH_USAGE.decode(body).usage
+            told = pick(body, _USAGE)[0]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             if self.exchange.call is None or self.exchange.call.path not in ONE_STEP:
                 self._garbage("not a JSON answer")
-                return
-            raw = Raw(b"null")  # some of them answer with a list
-        usage, patched = Usage(), None
-        told = bytes(raw)
-        if told != b"null":
-            # Usage of a shape that nobody knows is the worker's to send and not ours to read.
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                usage, patched = read_usage(raw, self._cached)
-        if patched is not None:
-            body = splice(body, told, patched)
+                return  # some of the others answer with a list
+        else:
+            if isinstance(told, bytes):
+                usage, body = _counted(body, told, self._cached)
         self.exchange.respond(200, passed_on(self.headers), body)
         self.exchange.complete = True
         self._ended(DecodeDone(self.lease, usage))
+
+
+def _counted(body: bytes, usage: bytes, cached_tokens: int | None) -> tuple[Usage, bytes]:
+    """What the usage in an answer says, and the answer with P's cached tokens in it.
+
+    Usage of a shape that nobody knows is the worker's to send and not ours to read.
+    """
+    try:
+        read, patched = read_usage(usage, cached_tokens)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _NO_USAGE, body
+    return read, body if patched is None else splice(body, usage, patched)
 
 
 def _go_on_alone(exchange: Exchange) -> None:

@@ -51,7 +51,8 @@ from omni_proxy.messages import (
 )
 from omni_proxy.observe.edge_counts import EdgeCounts
 from omni_proxy.relay.pump import Pump, pump_of
-from omni_proxy.workers.connectors.base import Connector, Order, Pair
+from omni_proxy.workers.connectors.base import Connector, Order
+from omni_proxy.workers.connectors.pair import Pair
 from omni_proxy.workers.upstream import Upstream
 
 
@@ -264,7 +265,9 @@ class Edge:
         self, leg: PrefillLeg, upstream: Upstream, call: Call, pair: Pair, asked: msgspec.Raw | None
     ) -> None:
         connector = upstream.connector
-        body = with_encoded(connector.prefill_body(call, pair, asked), leg.exchange.encoded)
+        body = connector.prefill_body(call, pair, asked)
+        if leg.exchange.encoded:
+            body = with_encoded(body, leg.exchange.encoded)
         self._send(leg, upstream, connector.request_id(pair), body)
 
     def _start_decode(self, lease: Lease, peer: str | None, pull_until: float | None) -> None:
@@ -280,7 +283,7 @@ class Edge:
         if peer is None:
             self._give_up_kv(exchange)
         connector = upstream.connector
-        exchange.kept = self.foresight.watch(exchange.call, prefill)
+        exchange.kept = self.foresight.watch(exchange.call, prefill) if self.foresight.on else None
         call = self._to_ask(exchange, exchange.call, fresh=peer is None)
         pair = self._pair(exchange, prefill, upstream)
         extra = connector.decode_fields(call, pair, exchange.handoff)
@@ -293,7 +296,7 @@ class Edge:
         if self._watch(exchange, exchange.call, connector):
             extra = [*extra, RETURN_IDS]
         body = call.body if call.form else append_fields(call, extra)
-        if peer is None:
+        if peer is None and exchange.encoded:
             body = with_encoded(body, exchange.encoded)
         leg = DecodeLeg(
             exchange,
@@ -352,7 +355,7 @@ class Edge:
         exchange.legs[leg.lease.attempt] = leg
         call = exchange.leg_call
         assert call is not None
-        if upstream.connector.aborts_by_call:
+        if upstream.aborts_by_call:
             leg.tell_end = partial(upstream.abort, request_id)
         data = upstream.request(call.path.encode(), exchange.forward, request_id, body, call.content_type)
         leg.ticket = upstream.pool.request(data, leg, not_after)

@@ -265,4 +265,4 @@ def _transfer_params(body: bytes) -> Fields | None:
 
 def with_encoded(body: bytes, params: bytes) -> bytes:
     """A body with what the encoders said at its end."""
-    return b'%b,"ec_transfer_params":%b}' % (body.rstrip()[:-1], params) if params else body
+    return b'%b,"ec_transfer_params":%b}' % (body.rstrip()[:-1], params)

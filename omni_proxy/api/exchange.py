@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-from msgspec import Raw
 
 from omni_proxy.access.gate import Grant
 from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head, named_error, named_error_event
@@ -166,7 +165,7 @@ class Exchange:
         """Running legs by attempt."""
         self.answers: dict[int, Answer] = {}
         """Error answers of workers by attempt, kept until it is known which one the client sees."""
-        self.handoff: Raw | None = None
+        self.handoff: bytes | None = None
         self.handoff_from: str | None = None
         self.prefill_cached: int | None = None
         self.prefill_pending = False

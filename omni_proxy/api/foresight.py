@@ -17,8 +17,9 @@ from omni_proxy.api.resumable import is_text
 from omni_proxy.api.sse import DONE, NOTHING, payloads
 from omni_proxy.call import CHAT, Call, Fields, encode_fields
 from omni_proxy.messages import Failure, FailureKind, Lease, LegFailed, Mode, PrefillDone, Tokenized
-from omni_proxy.workers.connectors.base import Connector, GarbageAnswer, read_usage_and_params
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import GarbageAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Connector
+from omni_proxy.workers.connectors.fields import one_token_body
 from omni_proxy.workers.http import Headers, Ticket
 
 if TYPE_CHECKING:
@@ -130,10 +131,8 @@ def next_turn(call: Call, answer: str) -> Call:
 
 def prewarm_body(call: Call, connector: Connector, name: str, priority: int | None) -> bytes:
     """What P is asked: one token behind the known part, nothing handed over."""
-    fields = one_token_fields(for_worker(call, connector, name))
-    if priority is not None:
-        fields["priority"] = b"%d" % priority
-    return encode_fields(fields)
+    added = [] if priority is None else [("priority", b"%d" % priority)]
+    return one_token_body(for_worker(call, connector, name), added)
 
 
 class _Leg:

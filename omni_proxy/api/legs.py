@@ -16,7 +16,8 @@ from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.sse import abandons
 from omni_proxy.api.timing import HANDOFF, QUEUE
 from omni_proxy.messages import Event, Failure, FailureKind, Lease, LegFailed, LegSent, PrefillDone, Usage
-from omni_proxy.workers.connectors.base import Connector, GarbageAnswer, PrefillAnswer
+from omni_proxy.workers.connectors.answers import GarbageAnswer, PrefillAnswer
+from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.http import Headers, Ticket
 
 if TYPE_CHECKING:

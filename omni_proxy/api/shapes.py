@@ -29,13 +29,6 @@ class ErrorOnly(Struct):
     error: Raw = Raw(b"null")
 
 
-class WithUsage(Struct):
-    """An answer or a chunk, as far as usage is concerned."""
-
-    usage: Raw = Raw(b"null")
-    choices: Raw = Raw(b"null")
-
-
 class _Holder(Struct):
     usage: Raw = Raw(b"null")
 
@@ -65,23 +58,8 @@ ERROR = msgspec.json.Decoder(ErrorOnly)
 ERROR_CODE = msgspec.json.Decoder(ErrorCodeOnly)
 ERROR_TYPE = msgspec.json.Decoder(ErrorTypeOnly)
 STATUS = msgspec.json.Decoder(int)
-WITH_USAGE = msgspec.json.Decoder(WithUsage)
 
 
-class UsageObject(Struct):
-    """The counts of a usage object; `prompt_tokens_details` stays raw, it is edited by insertion."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: Raw = Raw(b"null")
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: Raw = Raw(b"null")
-    cache_read_input_tokens: int | None = None
-    """In the words of responses and messages."""
-
-
-USAGE = msgspec.json.Decoder(UsageObject)
 DETAILS = msgspec.json.Decoder(Fields)
 COUNT = msgspec.json.Decoder(int)
 

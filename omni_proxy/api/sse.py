@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from msgspec import Raw
 
 from omni_proxy.api.shapes import (
-    COUNT,
     DETAILS,
     ENDED,
     ERROR,
@@ -23,11 +21,10 @@ from omni_proxy.api.shapes import (
     EVENT,
     FINISHED,
     STATUS,
-    USAGE,
-    WITH_USAGE,
     Choice,
 )
 from omni_proxy.call import encode_fields
+from omni_proxy.json_fields import count_of, json_of, pick
 from omni_proxy.messages import Failure, FailureKind, Usage
 
 MAX_EVENT_BYTES: Final = 4 << 20
@@ -37,6 +34,17 @@ _BOUNDARIES: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 BOUNDARY: Final = re.compile(rb"(\r?\n\r\n|\n\n|\r\r)")
 _DATA: Final = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?([^\r\n]*)")
 _USAGE_MARKS: Final = (b'"usage":{', b'"usage": {')
+_WITH_USAGE: Final[tuple[str, ...]] = ("usage", "choices")
+_USAGE: Final[tuple[str, ...]] = (
+    "prompt_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "input_tokens",
+    "output_tokens",
+    "input_tokens_details",
+)
+"""In the words of chat and completions, and of responses and messages."""
+_DETAILS: Final[tuple[str, ...]] = ("cached_tokens",)
 _GAVE_UP: Final = b'"recomputed"'
 _ABANDONED: Final = b'"abandoned"'
 _ERROR_MARK: Final = b'"error"'
@@ -188,16 +196,17 @@ class StreamScan:
         if len(found) != 1:
             return event
         try:
-            fields = WITH_USAGE.decode(found[0])
-            if bytes(fields.usage) == b"null":
+            value, choices = pick(found[0], _WITH_USAGE)
+            usage = json_of(value)
+            if usage is None:
                 return event
-            self.usage, patched = read_usage(fields.usage, self.cached_tokens)
+            self.usage, patched = read_usage(usage, self.cached_tokens)
             self._counted = found[0]
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return event
-        if self._strip_usage and bytes(fields.choices).strip() == b"[]":
+        if self._strip_usage and choices == b"[]":
             return None
-        return event if patched is None else splice(event, bytes(fields.usage), patched)
+        return event if patched is None else splice(event, usage, patched)
 
 
 def gives_up(payload: bytes) -> bool:
@@ -253,26 +262,21 @@ def status_of(error: bytes) -> int:
     return code if 400 <= code <= 599 else 500
 
 
-def read_usage(raw: Raw | bytes, cached_tokens: int | None) -> tuple[Usage, bytes | None]:
+def read_usage(raw: bytes, cached_tokens: int | None) -> tuple[Usage, bytes | None]:
     """D's counts, and the usage object with P's cached tokens in it (None: it stays as it is).
 
     Engines that report no details at all are left alone: they were told not to. Raises msgspec.MsgspecError.
     """
-    found = USAGE.decode(raw)
-    prompt = found.input_tokens if found.prompt_tokens is None else found.prompt_tokens
-    made = found.output_tokens if found.completion_tokens is None else found.completion_tokens
-    details = bytes(found.prompt_tokens_details)
-    if details == b"null":
-        details = bytes(found.input_tokens_details)
-    if details == b"null":
-        return Usage(prompt, made), None
-    fields = DETAILS.decode(details)
+    prompt, made, prompt_details, input_tokens, output_tokens, input_details = pick(raw, _USAGE)
+    asked = count_of(input_tokens if prompt is None else prompt)
+    answered = count_of(output_tokens if made is None else made)
+    details = json_of(input_details if prompt_details is None else prompt_details)
+    if details is None:
+        return Usage(asked, answered), None
     if cached_tokens is None:
-        own = fields.get("cached_tokens")
-        counted = None if own is None or bytes(own) == b"null" else COUNT.decode(own)
-        return Usage(prompt, made, counted), None
-    patched = encode_fields({**fields, "cached_tokens": b"%d" % cached_tokens})
-    return Usage(prompt, made), splice(bytes(raw), details, patched)
+        return Usage(asked, answered, count_of(pick(details, _DETAILS)[0])), None
+    patched = encode_fields({**DETAILS.decode(details), "cached_tokens": b"%d" % cached_tokens})
+    return Usage(asked, answered), splice(raw, details, patched)
 
 
 def splice(body: bytes, old: bytes, new: bytes) -> bytes:

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from msgspec import Raw
-
 from omni_proxy.messages import Failure
 from omni_proxy.tls import ClientTls, TlsError
-from omni_proxy.workers.connectors.base import Connector, Peer
+from omni_proxy.workers.connectors.base import Connector
+from omni_proxy.workers.connectors.pair import Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.http import Headers, WorkerPool
 from omni_proxy.workers.member import Member
@@ -50,6 +49,7 @@ class Upstream:
         tls = ClientTls(member.tls) if member.tls is not None else None
         self.member = member
         self.connector: Connector = CONNECTORS[member.connector]
+        self.aborts_by_call = self.connector.aborts_by_call
         self.model_names: dict[str, str] = dict(member.model_names)
         self.replaces_authorization = member.api_key is not None
         self.peer = Peer(
@@ -92,7 +92,7 @@ class Upstream:
             body,
         )
 
-    def release(self, handoff: Raw) -> None:
+    def release(self, handoff: bytes) -> None:
         """Free the KV that nobody will pull, where the engine has a call for it."""
         self._tell(self.connector.release(handoff), b"release")
 

@@ -22,8 +22,10 @@ from omni_proxy.call import (
 from omni_proxy.errors import Rejected
 from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors import matrix
-from omni_proxy.workers.connectors.base import Connector, GarbageAnswer, Pair, Peer, read_usage_and_params
+from omni_proxy.workers.connectors.answers import GarbageAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.connectors.fields import DECODE, ONE_TOKEN, SAME_BODY
+from omni_proxy.workers.connectors.pair import Pair, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
 PAIR = Pair(b"id", 2**63 - 1, Peer("p0", "10.0.0.1", 8000, 8998))
@@ -140,6 +142,16 @@ def test_r11_r12_what_nobody_knows_keeps_bytes_and_order(connector: Connector, p
 
 
 @both
+@endpoint
+def test_no_field_comes_twice(connector: Connector, path: str) -> None:
+    own = {"max_tokens": 9, "stream": True, "ignore_eos": False, "min_tokens": 1, "kv_transfer_params": {}, "rid": "x"}
+    names: list[str] = []
+    body = connector.prefill_body(parse_call(path, raw(path, **own)), PAIR, ASKED)
+    json.loads(body, object_pairs_hook=lambda pairs: names.append(*[[name for name, _ in pairs]]))  # type: ignore[arg-type]
+    assert len(set(names[-1])) == len(names[-1])
+
+
+@both
 def test_r15_tools_are_the_same_on_both_legs(connector: Connector) -> None:
     """Also with `tool_choice: required`: the prompt is rendered from it."""
     tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
@@ -166,7 +178,7 @@ def test_internal_fields_never_come_from_a_client(connector: Connector, path: st
     mark = dict.fromkeys(INTERNAL_FIELDS, 424242)
     call = parse_call(path, raw(path, **mark))
     assert b"424242" not in connector.prefill_body(call, PAIR, ASKED)
-    assert b"424242" not in append_fields(call, connector.decode_fields(call, PAIR, Raw(b"{}")))
+    assert b"424242" not in append_fields(call, connector.decode_fields(call, PAIR, b"{}"))
 
 
 @pytest.mark.parametrize("connector", BESIDE, ids=lambda c: c.name)

@@ -13,7 +13,7 @@ from omni_proxy.api.bodies import for_worker
 from omni_proxy.call import CHAT, COMPLETIONS, Call, append_fields, parse_call
 from omni_proxy.messages import Tokenized
 from omni_proxy.tokenizer import PromptTokenizer, TokenCounter
-from omni_proxy.workers.connectors.base import Pair, Peer
+from omni_proxy.workers.connectors.pair import Pair, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
 PAIR = Pair(b"r", 7, Peer("p0", "h", 1))

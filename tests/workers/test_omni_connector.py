@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from msgspec import Raw
 
 from omni_proxy.call import COMPLETIONS, Call, parse_call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Pair, Peer
+from omni_proxy.workers.connectors.pair import Pair, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
 OMNI = CONNECTORS["omni"]
@@ -46,5 +45,5 @@ def test_d_joins_the_room_when_p_has_not_answered(call: Call) -> None:
 
 
 def test_d_pulls_when_p_has_answered_and_does_all_without_p(call: Call) -> None:
-    assert OMNI.decode_fields(call, Pair(b"r", 77, P, D), Raw(b"{}")) == [("kv_transfer_params", b"{}")]
+    assert OMNI.decode_fields(call, Pair(b"r", 77, P, D), b"{}") == [("kv_transfer_params", b"{}")]
     assert OMNI.decode_fields(call, Pair(b"r", 77, None, D), None) == []

@@ -6,7 +6,9 @@ from msgspec import Raw
 
 from omni_proxy.call import Call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Pair, PrefillAnswer, Usual
+from omni_proxy.workers.connectors.answers import PrefillAnswer
+from omni_proxy.workers.connectors.base import Usual
+from omni_proxy.workers.connectors.pair import Pair
 
 
 class Aggregated(Usual):
@@ -21,5 +23,5 @@ class Aggregated(Usual):
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         raise AssertionError("an aggregated worker has no prefill leg")
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         return []

@@ -9,16 +9,12 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import Call, encode_fields
+from omni_proxy.call import Call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import (
-    Order,
-    Pair,
-    PrefillAnswer,
-    Usual,
-    read_usage_and_params,
-)
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Order, Usual
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 
 
 class AscendLayerwise(Usual):
@@ -34,13 +30,13 @@ class AscendLayerwise(Usual):
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         assert asked is not None, "P is asked when D has asked"
-        return encode_fields(one_token_fields(call) | {"min_tokens": b"1", "kv_transfer_params": asked})
+        return one_token_body(call, [("min_tokens", b"1"), ("kv_transfer_params", asked)])
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, _ = read_usage_and_params(body)
         return PrefillAnswer(None, usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         if pair.prefill is None:
             return []
         url = msgspec.json.encode(pair.callback_url)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Raw
 
-from omni_proxy.call import Call, encode_fields
-from omni_proxy.workers.connectors.base import Pair
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.call import Call
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 from omni_proxy.workers.connectors.vllm_nixl import ASK_PREFILL, VllmNixl
+
+_ASKED: Final = [("min_tokens", b"1"), ("kv_transfer_params", ASK_PREFILL)]
 
 
 class AscendMooncake(VllmNixl):
@@ -17,5 +21,4 @@ class AscendMooncake(VllmNixl):
     kv_lease_s = 480.0
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
-        forced = {"min_tokens": b"1", "kv_transfer_params": ASK_PREFILL}
-        return encode_fields(one_token_fields(call) | forced)
+        return one_token_body(call, _ASKED)

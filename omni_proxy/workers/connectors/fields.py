@@ -8,12 +8,12 @@ its token is the answer's first). `docs/endpoints.md` shows the table; it is wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Raw
 
-from omni_proxy.call import CHAT, COMPLETIONS, INTERNAL_FIELDS, MESSAGES, RESPONSES, Call
+from omni_proxy.call import CHAT, COMPLETIONS, INTERNAL_FIELDS, MESSAGES, RESPONSES, Call, key_of, object_of
 
 _NONE: Final[Mapping[str, bytes]] = {}
 
@@ -21,7 +21,7 @@ _NONE: Final[Mapping[str, bytes]] = {}
 class LegFields:
     """What becomes of a body's fields. Values are JSON. `cap`: where the client sent the field; `force`: always."""
 
-    __slots__ = ("cap", "drop", "force")
+    __slots__ = ("_forced", "_instead", "cap", "drop", "force")
 
     def __init__(
         self, drop: frozenset[str] = frozenset(), cap: Mapping[str, bytes] = _NONE, force: Mapping[str, bytes] = _NONE
@@ -29,18 +29,32 @@ class LegFields:
         self.drop = drop
         self.cap = dict(cap)
         self.force = dict(force)
+        self._instead: dict[str, bytes] = {**dict.fromkeys(drop, b""), **cap, **force}
+        """What a leg gets in place of a field of the client's; empty: nothing."""
+        self._forced = [(name, key_of(name) + value) for name, value in force.items()]
 
-    def of(self, call: Call) -> dict[str, bytes | Raw]:
-        """The client's fields under these rules, in the client's order."""
-        drop, cap = self.drop, self.cap
-        kept: dict[str, bytes | Raw] = {}
-        for name, value in call.fields.items():
-            if name in cap:
-                kept[name] = cap[name]
-            elif name not in drop:
-                kept[name] = value
-        kept.update(self.force)
-        return kept
+    def body(self, call: Call, added: Sequence[tuple[str, bytes | Raw]] = ()) -> bytes:
+        """A leg's body: the client's fields under these rules, in its order; what is forced; and what is added."""
+        instead, fields = self._instead, call.fields
+        parts: list[bytes | Raw] = []
+        for name, _ in added:
+            if name not in instead:
+                instead = {**instead, name: b""}
+        for name, value in fields.items():
+            other = instead.get(name)
+            if other is None:
+                parts.append(key_of(name))
+                parts.append(value)  # prompts are large: nothing of them is copied before all is joined
+            elif other:
+                parts.append(key_of(name))
+                parts.append(other)
+        for name, member in self._forced:
+            if name not in fields:
+                parts.append(member)
+        for name, own in added:
+            parts.append(key_of(name))
+            parts.append(own)
+        return object_of(parts)
 
 
 _POINTLESS: Final = frozenset({"stream_options", "min_tokens", "min_completion_tokens", "n", "best_of"})
@@ -98,11 +112,11 @@ DECODE: Final = LegFields(INTERNAL_FIELDS)
 """D: the client's body, to which the connector adds its own fields at the end."""
 
 
-def one_token_fields(call: Call) -> dict[str, bytes | Raw]:
-    """The client's fields for a P leg that is asked before D."""
-    return ONE_TOKEN[call.path].of(call)
+def one_token_body(call: Call, added: Sequence[tuple[str, bytes | Raw]] = ()) -> bytes:
+    """The body of a P leg that is asked before D, with the connector's own fields."""
+    return ONE_TOKEN[call.path].body(call, added)
 
 
-def same_body_fields(call: Call) -> dict[str, bytes | Raw]:
-    """The client's fields for a P leg that runs beside D."""
-    return SAME_BODY[call.path].of(call)
+def same_body(call: Call, added: Sequence[tuple[str, bytes | Raw]] = ()) -> bytes:
+    """The body of a P leg that runs beside D, with the connector's own fields."""
+    return SAME_BODY[call.path].body(call, added)

@@ -8,20 +8,16 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import COMPLETIONS, Call, encode_fields
+from omni_proxy.call import COMPLETIONS, Call
+from omni_proxy.json_fields import pick
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import (
-    GarbageAnswer,
-    Pair,
-    PrefillAnswer,
-    Usual,
-    read_usage_and_params,
-)
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import GarbageAnswer, PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Usual
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 
 BOOTSTRAP_PORT = 8998
-_NEEDED = frozenset({"remote_cluster_id", "remote_host_ip", "remote_block_ids"})
-_PARAMS = msgspec.json.Decoder(dict[str, Raw] | None)
+_NEEDED = ("remote_cluster_id", "remote_host_ip", "remote_block_ids")
 
 
 class OmniLlmDataDist(Usual):
@@ -38,20 +34,19 @@ class OmniLlmDataDist(Usual):
         return pair.unique_id if pair.together else pair.request_id
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
-        return encode_fields(one_token_fields(call) | (dict(_meeting(pair)) if pair.together else {}))
+        return one_token_body(call, _meeting(pair) if pair.together else ())
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
-        usage, raw = read_usage_and_params(body)
+        usage, params = read_usage_and_params(body)
         try:
-            params = _PARAMS.decode(raw)
+            whole = params is not None and None not in pick(params, _NEEDED)
         except msgspec.DecodeError as exc:
             raise GarbageAnswer(f"kv_transfer_params are not as expected ({exc})") from exc
-        whole = params is not None and all(bytes(params.get(name, b"null")) != b"null" for name in _NEEDED)
-        return PrefillAnswer(raw if whole else None, usage)
+        return PrefillAnswer(params if whole else None, usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         if handoff is not None:
-            return [("kv_transfer_params", bytes(handoff))]
+            return [("kv_transfer_params", handoff)]
         if pair.prefill is None:
             return []
         params = b'{"remote_cluster_id":%b,"remote_request_id":%b}' % (

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import Call, encode_fields
+from omni_proxy.call import Call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Pair, Peer, PrefillAnswer, Usual, read_usage_and_params
-from omni_proxy.workers.connectors.fields import same_body_fields
+from omni_proxy.workers.connectors.answers import PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Usual
+from omni_proxy.workers.connectors.fields import same_body
+from omni_proxy.workers.connectors.pair import Pair, Peer
 
 _ROOMS = 2**63
 
@@ -40,13 +42,13 @@ class Sglang(Usual):
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         # P's own answer is never shown; unstreamed it is one small object to read.
         extra = [*meeting(pair), self._rid(pair), *_rank("routed_dp_rank", pair.prefill)]
-        return encode_fields(same_body_fields(call) | dict(extra))
+        return same_body(call, extra)
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, _ = read_usage_and_params(body)
-        return PrefillAnswer(Raw(b"null"), usage)
+        return PrefillAnswer(b"null", usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         ranks = [*_rank("routed_dp_rank", pair.decode), *_rank("disagg_prefill_dp_rank", pair.prefill)]
         return [*meeting(pair), self._rid(pair), *ranks]
 

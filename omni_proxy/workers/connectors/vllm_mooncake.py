@@ -9,10 +9,12 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call import Call, encode_fields
+from omni_proxy.call import Call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import Pair, PrefillAnswer, Usual, read_usage_and_params
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Usual
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 
 BOOTSTRAP_PORT = 8998
 
@@ -25,13 +27,13 @@ class VllmMooncake(Usual):
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
         params = b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":%b}' % _transfer_id(pair)
-        return encode_fields(one_token_fields(call) | {"kv_transfer_params": params})
+        return one_token_body(call, [("kv_transfer_params", params)])
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, _ = read_usage_and_params(body)
         return PrefillAnswer(None, usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         prefill = pair.prefill
         if prefill is None:
             return []

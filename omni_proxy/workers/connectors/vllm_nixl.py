@@ -10,35 +10,26 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from omni_proxy.call import COMPLETIONS, Call, encode_fields
+from omni_proxy.call import COMPLETIONS, Call
+from omni_proxy.json_fields import pick
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import (
-    GarbageAnswer,
-    Pair,
-    PrefillAnswer,
-    Usual,
-    read_usage_and_params,
-)
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import GarbageAnswer, PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Usual
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 from omni_proxy.workers.connectors.token_reports import VLLM, TokenReports
 
 ASK_PREFILL: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
     b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
 )
-
+_ASKED: Final = [("kv_transfer_params", ASK_PREFILL)]
 
 _HANDED_OVER: Final = (b'{"do_remote_prefill":true,', b'{"do_remote_prefill": true,')
 """What vLLM's parameters begin with: block ids of a long prompt follow, which need not be read a second time."""
-
-
-class _Params(Struct):
-    do_remote_prefill: bool = False
-
-
-_PARAMS = msgspec.json.Decoder(_Params | None)
+_PULLS: Final[tuple[str, ...]] = ("do_remote_prefill",)
 
 
 class VllmNixl(Usual):
@@ -53,22 +44,20 @@ class VllmNixl(Usual):
     ids_fields: Mapping[str, str] = {COMPLETIONS: "prompt"}
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
-        return encode_fields(one_token_fields(call) | {"kv_transfer_params": ASK_PREFILL})
+        return one_token_body(call, _ASKED)
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
-        usage, raw = read_usage_and_params(body)
-        if bytes(raw).startswith(_HANDED_OVER):
-            return PrefillAnswer(raw, usage)
+        usage, params = read_usage_and_params(body)
+        if params is None or params.startswith(_HANDED_OVER):
+            return PrefillAnswer(params, usage)
         try:
-            params = _PARAMS.decode(raw)
+            (pulls,) = pick(params, _PULLS)
         except msgspec.DecodeError as exc:
             raise GarbageAnswer(f"kv_transfer_params are not as expected ({exc})") from exc
-        if params is None:
-            return PrefillAnswer(None, usage)
-        if not params.do_remote_prefill:
+        if pulls != b"true":
             # P's own parameters sent back (seen when P ended by itself): they would crash D.
             raise GarbageAnswer("kv_transfer_params without do_remote_prefill")
-        return PrefillAnswer(raw, usage)
+        return PrefillAnswer(params, usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
-        return [] if handoff is None else [("kv_transfer_params", bytes(handoff))]
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
+        return [] if handoff is None else [("kv_transfer_params", handoff)]

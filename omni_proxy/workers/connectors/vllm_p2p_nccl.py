@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from omni_proxy.call import Call, encode_fields
+from omni_proxy.call import Call
 from omni_proxy.messages import Mode
-from omni_proxy.workers.connectors.base import (
-    Order,
-    Pair,
-    PrefillAnswer,
-    Usual,
-    read_usage_and_params,
-)
-from omni_proxy.workers.connectors.fields import one_token_fields
+from omni_proxy.workers.connectors.answers import PrefillAnswer, read_usage_and_params
+from omni_proxy.workers.connectors.base import Order, Usual
+from omni_proxy.workers.connectors.fields import one_token_body
+from omni_proxy.workers.connectors.pair import Pair
 from omni_proxy.workers.connectors.token_reports import VLLM
 
 
@@ -38,11 +34,11 @@ class VllmP2pNccl(Usual):
         return b"%b_%032x" % (addresses.encode(), pair.room)
 
     def prefill_body(self, call: Call, pair: Pair, asked: Raw | None) -> bytes:
-        return encode_fields(one_token_fields(call))
+        return one_token_body(call)
 
     def read_prefill(self, body: bytes) -> PrefillAnswer:
         usage, _ = read_usage_and_params(body)
         return PrefillAnswer(None, usage)
 
-    def decode_fields(self, call: Call, pair: Pair, handoff: Raw | None) -> list[tuple[str, bytes]]:
+    def decode_fields(self, call: Call, pair: Pair, handoff: bytes | None) -> list[tuple[str, bytes]]:
         return []
