@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from omni_kernels import registry
-from omni_kernels.packing import FP8_GROUP, WEIGHT_DTYPES, PackedExperts, PackedMatrix
+from omni_kernels.packing import FP8_GROUP, ROW_MOST, WEIGHT_DTYPES, PackedExperts, PackedMatrix
 from omni_kernels.ragged import AttentionBatch
 from omni_kernels.registry import TORCH, Op
 
 MAX_GROUPS: Final = 256
+MAX_SUMMED: Final = 65536
+"""Products of two int8 that fit into 32 bits, and of an unsigned one."""
 
 
 def _op(name: str, on: Tensor, *others: Tensor | None) -> Op:
@@ -207,20 +209,34 @@ def fused_moe_fp8(
     return result
 
 
-def pack(w: Tensor, dtype: torch.dtype | None = None, gated: bool = False, backend: str | None = None) -> PackedMatrix:
+def pack(
+    w: Tensor,
+    dtype: torch.dtype | None = None,
+    gated: bool = False,
+    backend: str | None = None,
+    row_bits: int = 0,
+) -> PackedMatrix:
     """Bring matrices `w` [n, k] or [count, n, k] into the form of the device's best backend, or of the one named.
 
     `dtype` float32, bfloat16 or int8 (weight-only, one scale an output); None keeps what `w` holds, and float32
     whose values are all exact in bfloat16 as that. `gated`: the n outputs are n/2 gates, then n/2 ups.
+    `row_bits` 8 (W8A8) or 16, with int8: rows are made whole numbers too, see `reference.integer_product`.
     """
     _require(w.dim() in (2, 3) and w.numel() > 0, "pack", "w", "must be [n, k] or [count, n, k]", w.shape)
     _floats("pack", "w", w)
     _require(dtype is None or dtype in WEIGHT_DTYPES, "pack", "dtype", f"must be one of {WEIGHT_DTYPES}", dtype)
     _require(not gated or w.shape[-2] % 2 == 0, "pack", "w", "must have an even number of outputs", w.shape)
-    if dtype is None and w.dtype not in WEIGHT_DTYPES:
+    _require(row_bits in (0, *ROW_MOST), "pack", "row_bits", f"must be 0 or one of {tuple(ROW_MOST)}", row_bits)
+    if row_bits:
+        _require(dtype == torch.int8, "pack", "dtype", "must be int8 with row_bits", dtype)
+        _require(backend in (None, "cpu", "torch"), "pack", "row_bits", "is for backends cpu and torch", backend)
+        # Sums of 32 bits.
+        _require(w.shape[-1] <= MAX_SUMMED, "pack", "w", f"must have at most {MAX_SUMMED} columns", w.shape)
+    elsewhere = row_bits and w.device.type != "cpu"  # the definition alone
+    if backend is None and (elsewhere or (dtype is None and w.dtype not in WEIGHT_DTYPES)):
         backend = "torch"
     function = _op("pack", w.detach()) if backend is None else registry.ops_of(backend)["pack"]
-    result: PackedMatrix = function(w, dtype, gated)
+    result: PackedMatrix = function(w, dtype, gated, row_bits) if row_bits else function(w, dtype, gated)
     return result
 
 
@@ -231,8 +247,10 @@ def pack_experts(
     shared13: Tensor | None = None,
     shared2: Tensor | None = None,
     backend: str | None = None,
+    row_bits: int = 0,
 ) -> PackedExperts:
     """Pack the MLPs of a layer: `w13` [E, 2I, H] gate rows first, `w2` [E, H, I], `shared13` [2J, H], `shared2` [H, J].
+    `dtype` and `row_bits` as in `pack`.
 
     Made once, at loading; needs as much memory again as the weights until those are dropped.
     """
@@ -252,8 +270,8 @@ def pack_experts(
         want2 = (hidden, shared13.shape[0] // 2)
         if shared2 is None or shared2.shape != want2:
             raise ValueError(f"{name}: shared2 must be {want2}, got {None if shared2 is None else shared2.shape}")
-        shared = [pack(shared13, dtype, True, backend), pack(shared2, dtype, False, backend)]
-    return PackedExperts(pack(w13, dtype, True, backend), pack(w2, dtype, False, backend), *shared)
+        shared = [pack(shared13, dtype, True, backend, row_bits), pack(shared2, dtype, False, backend, row_bits)]
+    return PackedExperts(pack(w13, dtype, True, backend, row_bits), pack(w2, dtype, False, backend, row_bits), *shared)
 
 
 def _packed_op(name: str, packer: str, x: Tensor) -> Op:

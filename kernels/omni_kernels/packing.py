@@ -13,6 +13,8 @@ from torch import Tensor
 FP8_GROUP = 128
 """Values of k, and outputs of a weight, that share a scale."""
 FP8_MOST = 448.0
+ROW_MOST = {8: 127.0, 16: 32512.0}
+"""The largest whole number of a row, by its bits."""
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
@@ -30,6 +32,8 @@ class PackedMatrix:
     dtype: torch.dtype
     gated: bool
     """The n outputs are n/2 gates and then n/2 ups."""
+    row_bits: int = 0
+    """Rows are made whole numbers of 8 or 16 bits before they are multiplied (`quantise_rows`); 0: they are not."""
 
     @property
     def nbytes(self) -> int:
@@ -46,6 +50,11 @@ class PackedExperts:
     shared13: PackedMatrix | None = None
     shared2: PackedMatrix | None = None
 
+    def __post_init__(self) -> None:
+        parts = [w for w in (self.w13, self.w2, self.shared13, self.shared2) if w is not None]
+        if len({(w.backend, w.row_bits) for w in parts}) > 1:
+            raise ValueError("PackedExperts: w13, w2 and the shared expert must be packed alike")
+
     @property
     def backend(self) -> str:
         """Who packed it."""
@@ -57,6 +66,16 @@ def quantise(w: Tensor) -> tuple[Tensor, Tensor]:
     wide = w.float()
     scale = wide.abs().amax(-1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
     return wide.div(scale.unsqueeze(-1)).round_().clamp_(-127, 127).to(torch.int8), scale
+
+
+def quantise_rows(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers (in float32) and float32 scales [..., 1] of rows `x` [..., k]: symmetric, one scale a row.
+
+    8 bits: -127..127. 16 bits: -32512..32512, so that two numbers of 8 bits, 256 * high + low, make one.
+    """
+    wide = x.float()
+    scale = wide.abs().amax(-1, keepdim=True).div_(ROW_MOST[bits]).clamp_(min=torch.finfo(torch.float32).tiny)
+    return wide.mul(scale.reciprocal()).round_(), scale
 
 
 def stored_dtype(w: Tensor, wanted: torch.dtype | None) -> torch.dtype:

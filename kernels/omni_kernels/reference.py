@@ -16,6 +16,7 @@ from omni_kernels.packing import (
     PackedMatrix,
     dequantise_fp8,
     plain,
+    quantise_rows,
     quantise_rows_fp8,
 )
 from omni_kernels.ragged import AttentionBatch
@@ -216,12 +217,15 @@ def _attend_chunk(q: Tensor, keys: Tensor, mask: Tensor | None, scale: float) ->
     return out[0].transpose(0, 1)
 
 
-def pack(w: Tensor, dtype: torch.dtype | None = None, gated: bool = False) -> PackedMatrix:
-    """Keep matrices `w` [n, k] or [count, n, k] as rows, in `dtype` (see `packing.stored_dtype`)."""
+def pack(w: Tensor, dtype: torch.dtype | None = None, gated: bool = False, row_bits: int = 0) -> PackedMatrix:
+    """Keep matrices `w` [n, k] or [count, n, k] as rows, in `dtype` (see `packing.stored_dtype`).
+
+    With `row_bits` 8 or 16 and `dtype` int8, `linear` and `packed_moe` multiply whole numbers: see `integer_product`.
+    """
     stack = w if w.dim() == 3 else w.unsqueeze(0)
     data, scale = plain(stack, dtype)
     count, n, k = stack.shape
-    return PackedMatrix("torch", data, scale, count, n, k, data.dtype, gated)
+    return PackedMatrix("torch", data, scale, count, n, k, data.dtype, gated, row_bits)
 
 
 def _unpacked(w: PackedMatrix, index: int, dtype: torch.dtype) -> Tensor:
@@ -229,22 +233,49 @@ def _unpacked(w: PackedMatrix, index: int, dtype: torch.dtype) -> Tensor:
     return rows.to(dtype) if w.scale is None else (rows.float() * w.scale[index].unsqueeze(1)).to(dtype)
 
 
+def integer_product(x: Tensor, w: Tensor, w_scale: Tensor, bits: int) -> Tensor:
+    """Rows `x` [T, k] made whole numbers, times int8 `w` [n, k]; sums are exact. Returns float32 [T, n].
+
+    Eight bits: sum * scale of the row * scale of the output, in this order, each rounded to float32. Sixteen bits are
+    256 * high + low: the high bytes' sum and the low bytes' sum become float32 and are put together before the scales.
+    """
+    whole, scale = quantise_rows(x, bits)
+    wide, weights = whole.double(), w.double().t()  # exact: sums stay below 2^53
+    if bits == 8:
+        total = (wide @ weights).float()
+    else:
+        low = (wide + 128).remainder(256) - 128
+        total = (((wide - low) / 256) @ weights).float() * 256 + (low @ weights).float()
+    return total * scale * w_scale
+
+
+def _product(x: Tensor, w: PackedMatrix, index: int) -> Tensor:
+    """Rows times one matrix: in the rows' dtype, or float32 where whole numbers are multiplied."""
+    if w.row_bits and w.scale is not None:
+        return integer_product(x, w.data[index], w.scale[index], w.row_bits)
+    return F.linear(x, _unpacked(w, index, x.dtype))
+
+
 def linear(x: Tensor, w: PackedMatrix) -> Tensor:
     """`x` [T, k] times the transposed matrix; returns [T, n]."""
-    return F.linear(x, _unpacked(w, 0, x.dtype))
+    return _product(x, w, 0).to(x.dtype)
 
 
 def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) -> Tensor:
-    """`fused_moe` over packed weights, plus the shared expert's MLP of every row."""
-    out = torch.zeros_like(x)
+    """`fused_moe` over packed weights, plus the shared expert's MLP of every row.
+
+    Where whole numbers are multiplied all between the two roundings of rows, and the sum, is float32.
+    """
+    rows = x.float() if experts.w13.row_bits else x
+    out = torch.zeros_like(rows)
     for expert in sorted(set(ids.flatten().tolist()) - {-1}):
         row, slot = (ids == expert).nonzero(as_tuple=True)
-        hidden = silu_and_mul(F.linear(x[row], _unpacked(experts.w13, expert, x.dtype)))
-        y = F.linear(hidden, _unpacked(experts.w2, expert, x.dtype))
-        out.index_add_(0, row, y * weights[row, slot].to(x.dtype).unsqueeze(1))
+        hidden = silu_and_mul(_product(rows[row], experts.w13, expert))
+        y = _product(hidden, experts.w2, expert)
+        out.index_add_(0, row, y * weights[row, slot].to(rows.dtype).unsqueeze(1))
     if experts.shared13 is not None and experts.shared2 is not None:
-        out += linear(silu_and_mul(linear(x, experts.shared13)), experts.shared2)
-    return out
+        out += linear(silu_and_mul(linear(rows, experts.shared13)), experts.shared2)
+    return out.to(x.dtype)
 
 
 def mla_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, latent: int) -> Tensor:

@@ -90,6 +90,16 @@ def test_fused_moe_of_plain_weights_skips_minus_one() -> None:
     close(one, want[:1], scale=float(want.abs().max()))
 
 
+def test_experts_whose_matrices_are_kept_in_different_dtypes(backend: str) -> None:
+    w13, w2 = torch.randn(4, 48, 32).to(BF16).float(), torch.randn(4, 32, 24) / 5  # the first is exact in bfloat16
+    packed = ops.pack_experts(w13, w2, backend=backend)
+    assert (packed.w13.dtype, packed.w2.dtype) == (BF16, F32)
+    x = torch.randn(20, 32).to(BF16)
+    ids, weights, _ = ops.moe_route(torch.randn(20, 4), 2, True)
+    plain = ops.pack_experts(w13, w2, F32, backend="torch")
+    close(ops.packed_moe(x, packed, ids, weights), reference.packed_moe(x.float(), plain, ids, weights).to(BF16))
+
+
 def test_all_rows_to_one_expert(backend: str) -> None:
     packed, plain = experts(8, 32, 48, backend)
     x, ids, weights = torch.randn(250, 32), torch.full((250, 1), 5), torch.rand(250, 1)

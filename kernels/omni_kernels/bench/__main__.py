@@ -43,8 +43,7 @@ def measure(case: Case, machine: Machine, turns: int, extra: dict[str, float]) -
     seconds.update(extra)
     for name, took in seconds.items():
         read = case.bytes_by_run.get(name, 0.0)
-        halves = "f32" not in name and ("bf16" in name or "int8" in name)
-        bound = max(read / limits.read_bytes_s, case.flop / (limits.pair_flop_s if halves else limits.flop_s))
+        bound = max(read / limits.read_bytes_s, case.flop / limits.multiplies(name))
         yield {
             "op": case.op,
             "shape": case.shape,

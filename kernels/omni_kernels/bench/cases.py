@@ -33,6 +33,15 @@ DEMO: Final = Shape("demo", 256, 128, 16, 2)
 SHAPES: Final = {"qwen": QWEN, "demo": DEMO}
 
 
+CONTESTANTS: Final = (
+    ("cpu bf16", torch.bfloat16, 0),
+    ("cpu int8", torch.int8, 0),
+    ("cpu w8a16", torch.int8, 16),
+    ("cpu w8a8", torch.int8, 8),
+)
+"""Name, dtype and row bits of packed experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One row group of the table."""
@@ -55,8 +64,8 @@ class MoeLayer:
         self.w2 = (torch.randn(shape.experts, shape.hidden, shape.wide) / shape.wide**0.5).to(torch.bfloat16)
         self.packed: dict[str, PackedExperts] = {}
         if registry.cpu_library() is not None:
-            for name, dtype in (("cpu bf16", torch.bfloat16), ("cpu int8", torch.int8)):
-                self.packed[name] = ops.pack_experts(self.w13, self.w2, dtype, backend="cpu")
+            for name, dtype, row_bits in CONTESTANTS:
+                self.packed[name] = ops.pack_experts(self.w13, self.w2, dtype, backend="cpu", row_bits=row_bits)
 
     def case(self, rows: int, peers: Mapping[str, Callable[[Tensor, Tensor, Tensor], Run]]) -> Case:
         """Contestants for `rows` rows; `peers` make theirs from (x, ids, weights)."""
@@ -70,8 +79,9 @@ class MoeLayer:
         read: dict[str, float] = {}
         values = int((counts > 0).sum()) * 3 * shape.hidden * shape.wide
         for name, packed in self.packed.items():
-            size = 1 if "int8" in name else 2
-            for label, rows_in in ((name, half), (f"{name}, f32 rows", x)):
+            size = 2 if "bf16" in name else 1
+            inputs = ((name, half),) if packed.w13.row_bits else ((name, half), (f"{name}, f32 rows", x))
+            for label, rows_in in inputs:
                 runs[label] = partial(ops.packed_moe, rows_in, packed, ids, weights)
                 read[label] = values * size
         runs["torch bf16"] = lambda: registry.TORCH["fused_moe"](half, self.w13, self.w2, ids, weights, counts)

@@ -25,8 +25,18 @@ class Limits:
     """Of fused multiply-adds in float32 registers."""
     pair_flop_s: float
     """Of products of bfloat16 pairs; `flop_s` where there is no such instruction."""
+    quad_flop_s: float
+    """Of products of int8 quads; likewise."""
     gemm_flop_s: float
     """Of a large float32 product by torch."""
+
+    def multiplies(self, name: str) -> float:
+        """The limit of a contestant's kind of products, by its name."""
+        if "w8a16" in name:
+            return self.quad_flop_s / 2
+        if "w8a8" in name:
+            return self.quad_flop_s
+        return self.pair_flop_s if "f32" not in name and ("bf16" in name or "int8" in name) else self.flop_s
 
     def per_s(self) -> dict[str, float]:
         """In the table's units."""
@@ -34,6 +44,7 @@ class Limits:
             "GB/s": self.read_bytes_s / 1e9,
             "GF/s": self.flop_s / 1e9,
             "pairs GF/s": self.pair_flop_s / 1e9,
+            "quads GF/s": self.quad_flop_s / 1e9,
             "gemm GF/s": self.gemm_flop_s / 1e9,
         }
 
@@ -94,18 +105,26 @@ class Machine:
         runs["limit: fma"] = lambda: library.omni_bench_fma(self._rounds(), threads)
         if library.omni_bench_pairs(1, threads):
             runs["limit: pairs"] = lambda: library.omni_bench_pairs(self._rounds(), threads)
+        if library.omni_bench_quads(1, threads):
+            runs["limit: quads"] = lambda: library.omni_bench_quads(self._rounds(), threads)
         return runs
 
     def limits(self, times: Mapping[str, float]) -> Limits:
         """The limits that times of `runs` stand for."""
         gemm = 2 * self._square.shape[0] ** 3 / times["limit: gemm"]
-        fma = pairs = gemm
+        fma = gemm
         if self._library is not None:
-            flop = self._library.omni_bench_fma(self._rounds(), torch.get_num_threads())
-            fma = pairs = max(flop / times["limit: fma"], gemm)
-            if "limit: pairs" in times:
-                pairs = self._library.omni_bench_pairs(self._rounds(), torch.get_num_threads()) / times["limit: pairs"]
-        return Limits(READ_BYTES / times["limit: read"], fma, pairs, gemm)
+            fma = max(self._done("fma") / times["limit: fma"], gemm)
+        pairs, quads = (
+            self._done(name) / times[f"limit: {name}"] if f"limit: {name}" in times else fma
+            for name in ("pairs", "quads")
+        )
+        return Limits(READ_BYTES / times["limit: read"], fma, pairs, quads, gemm)
+
+    def _done(self, name: str) -> float:
+        """How many operations one run of a limit does."""
+        done: float = getattr(self._library, f"omni_bench_{name}")(self._rounds(), torch.get_num_threads())
+        return done
 
     @staticmethod
     def _rounds() -> int:

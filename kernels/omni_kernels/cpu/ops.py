@@ -17,6 +17,7 @@ from omni_kernels.packing import PackedExperts, PackedMatrix, plain
 from omni_kernels.ragged import AttentionBatch
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_BY_ROW_BITS: Final = {8: 3, 16: 4}
 _FLOATS: Final = (torch.float32, torch.bfloat16)
 
 
@@ -25,7 +26,12 @@ def matrix(w: PackedMatrix | None) -> Matrix:
     if w is None:
         return Matrix()
     scale = 0 if w.scale is None else w.scale.data_ptr()
-    return Matrix(w.data.data_ptr(), scale, w.n, w.k, DTYPES[w.dtype], w.gated)
+    return Matrix(w.data.data_ptr(), scale, w.n, w.k, _code(w.dtype, w.row_bits), w.gated)
+
+
+def _code(dtype: torch.dtype, row_bits: int) -> int:
+    """The C interface's name of a weight's form."""
+    return _BY_ROW_BITS[row_bits] if row_bits else DTYPES[dtype]
 
 
 def experts(w: PackedExperts) -> Experts:
@@ -125,12 +131,12 @@ class CpuOps:
         check(status, "moe_route")
         return ids, weights, counts
 
-    def pack(self, w: Tensor, dtype: torch.dtype | None = None, gated: bool = False) -> PackedMatrix:
+    def pack(self, w: Tensor, dtype: torch.dtype | None = None, gated: bool = False, row_bits: int = 0) -> PackedMatrix:
         """Panels of 16 outputs; see `src/omni_cpu.h`."""
         stack = w.detach() if w.dim() == 3 else w.detach().unsqueeze(0)
         count, n, k = stack.shape
         rows, scale = plain(stack, dtype)
-        code = DTYPES[rows.dtype]
+        code = _code(rows.dtype, row_bits)
         size = self.native.omni_packed_bytes(n, k, code, gated)
         data = torch.empty((count, size), dtype=torch.uint8)
         self.native.omni_large_pages(data.data_ptr(), data.nbytes)
@@ -138,7 +144,7 @@ class CpuOps:
             self.native.omni_pack(rows[i].data_ptr(), n, k, code, gated, data[i].data_ptr())
         if scale is not None:
             scale = _panel_order(scale, gated)
-        return PackedMatrix("cpu", data, scale, count, n, k, rows.dtype, gated)
+        return PackedMatrix("cpu", data, scale, count, n, k, rows.dtype, gated, row_bits)
 
     def linear(self, x: Tensor, w: PackedMatrix) -> Tensor:
         """See `reference.linear`."""

@@ -183,7 +183,7 @@ static void amx_body(Team& team, void* context) {
 static bool amx_fits(const omni_experts& e) {
     const omni_matrix* all[4] = {&e.w13, &e.w2, &e.shared13, &e.shared2};
     for (const omni_matrix* w : all)
-        if (w->data && (w->k % 32 || w->dtype == OMNI_F32)) return false;
+        if (w->data && (w->k % 32 || (w->dtype != OMNI_BF16 && w->dtype != OMNI_I8))) return false;
     return true;
 }
 

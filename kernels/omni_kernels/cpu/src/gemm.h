@@ -37,16 +37,28 @@ struct Ahead {
 struct Pair {  // two successive values of k, bfloat16
     uint32_t bits;
 };
+struct Quad {  // four successive values of k, int8: see quads.h
+    uint32_t bits;
+};
 template <class A>
 constexpr int64_t K_EACH = 1;  // values of k in an A
 template <>
 constexpr int64_t K_EACH<Pair> = 2;
+template <>
+constexpr int64_t K_EACH<Quad> = 4;
 
 INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
+INLINE int64_t quad(int64_t k) { return (k + 3) & ~int64_t(3); }
+template <class A>
+INLINE int64_t padded_to(int64_t k) { return K_EACH<A> == 4 ? quad(k) : even(k); }
 INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
-INLINE int64_t panel_bytes(int64_t k, int dtype) { return even(k) * 16 * element_bytes(dtype); }
+INLINE bool of_quads(int dtype) { return dtype == OMNI_W8A8 || dtype == OMNI_W8A16; }
+INLINE int64_t planes_of(int dtype) { return dtype == OMNI_W8A16 ? 2 : 1; }
+INLINE int64_t panel_bytes(int64_t k, int dtype) {
+    return (of_quads(dtype) ? quad(k) : even(k)) * 16 * element_bytes(dtype);
+}
 
 // Sizes of the row blocks: as even as possible, 30 rows in blocks of at most 14 are 10 + 10 + 10.
 struct Blocks {
@@ -176,7 +188,7 @@ static void tile(const void* __restrict rows, const uint8_t* __restrict b, int64
 
 typedef void (*Tile)(const void*, const uint8_t*, int64_t, int64_t, float*, int64_t, bool, Ahead);
 struct Tiles {
-    Tile wide[3][MR_MAX + 1], single[3][MR_MAX + 1];
+    Tile wide[5][MR_MAX + 1], single[5][MR_MAX + 1];
 };
 template <class A, int DT, int MR>
 static constexpr void fill_tiles(Tiles& t) {
@@ -194,6 +206,16 @@ static constexpr Tiles make_tiles() {
 }
 template <class A>
 constexpr Tiles TILES = make_tiles<A>();
+template <class A>
+const Tiles& tiles_of() { return TILES<A>; }
+
+// Scales of rows that were made whole numbers, and the sums of these: see quads.h.
+struct RowScales {
+    float* scale;   // [rows]
+    int32_t* sum;   // [rows][planes]
+    int64_t planes;
+};
+#include "quads.h"
 
 // The first `count` lanes, and no others: a neighbour may write those.
 INLINE void store_front(float* out, vf v, int64_t count) {
@@ -228,7 +250,7 @@ constexpr int ROW_VECTORS = (MR_MAX + W - 1) / W * W;  // rows of a block, in wh
 // Rows -> blocks [k][MR], or [k/2][MR] pairs. `row(i)` points at row i's k values.
 template <class A, class Row>
 INLINE void pack_rows(int64_t rows, int64_t k, Row row, A* dst) {
-    const int64_t each = K_EACH<A>, whole = k / each, padded = even(k) / each;
+    const int64_t each = K_EACH<A>, whole = k / each, padded = padded_to<A>(k) / each;
     Blocks blocks(rows);
     for (int64_t b = 0; b < blocks.count; b++) {
         const int64_t r0 = blocks.first(b), mr = blocks.size(b);
@@ -247,14 +269,15 @@ INLINE void pack_rows(int64_t rows, int64_t k, Row row, A* dst) {
 }
 
 // Packed rows times panels [p0, p1) of one matrix; `done(panel, count, c)` gets c [rows][STEP * 16] of `count` panels.
-// `next`: what will be read after panel p1 - 1, as a guess; null if that is the panel after it.
+// `next`: what will be read after panel p1 - 1, as a guess; null if that is the panel after it. `by`: scales of quads.
 template <class A, class Done>
 INLINE void multiply(const A* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
-                     int64_t p0, int64_t p1, const uint8_t* next, float* c, Done done) {
-    const int64_t padded = even(k), stride = panel_bytes(k, dtype);
+                     int64_t p0, int64_t p1, const uint8_t* next, float* c, const RowScales& by, Done done) {
+    const int64_t padded = padded_to<A>(k), stride = panel_bytes(k, dtype);
     constexpr int64_t LDC = STEP * 16;
-    Blocks blocks(rows);
-    const int64_t k_block = blocks.count == 1 ? padded : K_BLOCK;
+    const Tiles& tiles = tiles_of<A>();
+    Blocks blocks(K_EACH<A> == 4 ? rows * by.planes : rows);
+    const int64_t k_block = blocks.count == 1 ? padded : K_EACH<A> == 4 ? 2 * K_BLOCK : K_BLOCK;
     for (int64_t p = p0; p < p1; p += STEP) {
         const int64_t count = min64(STEP, p1 - p);
         // As many panels at a time as the widest tile takes: their k-block stays in L1 for all row blocks.
@@ -269,7 +292,7 @@ INLINE void multiply(const A* a, int64_t rows, const uint8_t* data, const float*
                     for (int64_t q = g; q < min64(g + group, count);) {
                         const bool wide = q + np <= min64(g + group, count);
                         const uint8_t* b = data + (p + q) * stride + kb * 16 * element_bytes(dtype);
-                        Tile f = wide ? TILES<A>.wide[dtype][mr] : TILES<A>.single[dtype][mr];
+                        Tile f = wide ? tiles.wide[dtype][mr] : tiles.single[dtype][mr];
                         const int taken = wide ? np : 1;
                         const uint8_t* after = next && p + q + taken >= p1 ? next : b + taken * stride;
                         f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0,
@@ -278,7 +301,8 @@ INLINE void multiply(const A* a, int64_t rows, const uint8_t* data, const float*
                     }
                 }
             }
-        if (scale)
+        if (K_EACH<A> == 4) dequantise(c, rows, count * 16, by, scale + p * 16);
+        else if (scale)
             for (int64_t r = 0; r < rows; r++)
                 for (int64_t j = 0; j < count * 16; j += W)
                     store(c + r * LDC + j, load(c + r * LDC + j) * load(scale + p * 16 + j));
@@ -299,7 +323,8 @@ template <class A>
 struct Scratch {
     A* rows;
     float* c;
-    uint16_t* half;  // rows of float32 on their way to pairs
+    void* half;  // rows on their way to pairs or quads
+    RowScales by;
     static Scratch get(int64_t k) {
         Scratch s{};
         Carver count{nullptr};
@@ -309,18 +334,32 @@ struct Scratch {
         return s;
     }
     void carve(Carver& from, int64_t k) {
-        rows = from.take<A>(CHUNK_ROWS * even(k) / K_EACH<A> + W);
+        const int64_t values = CHUNK_ROWS * padded_to<A>(k);
+        rows = from.take<A>(values / K_EACH<A> + W);
         c = from.take<float>(CHUNK_ROWS * STEP * 16);
-        half = from.take<uint16_t>(K_EACH<A> == 2 ? CHUNK_ROWS * even(k) : 0);
+        half = from.take<char>(K_EACH<A> == 2 ? values * 2 : K_EACH<A> == 4 ? values : 0);
+        by.scale = from.take<float>(CHUNK_ROWS);
+        by.sum = from.take<int32_t>(CHUNK_ROWS);
     }
-    // Row number r of those that are packed together, as pack_rows<A> takes it.
-    const uint16_t* source(const uint16_t* x, int64_t, int64_t) const { return x; }
-    auto source(const float* x, int64_t r, int64_t k) const {
-        if constexpr (K_EACH<A> == 1) {
-            return x;
+    // `n` rows of k values, row(i) points at them: rounded or made whole numbers if A wants that, then packed.
+    template <class X, class Row>
+    void pack(int64_t n, int64_t k, int64_t planes, A* out, Row row) {
+        by.planes = planes;
+        if constexpr (K_EACH<A> == 4) {
+            const int64_t padded = quad(k);
+            int8_t* bytes = static_cast<int8_t*>(half);
+            const auto quantise = planes == 1 ? quantise_row<1> : quantise_row<2>;
+            for (int64_t r = 0; r < n; r++)
+                quantise(row(r), k, bytes + r * planes * padded, by.scale + r, by.sum + r * planes);
+            pack_rows(n * planes, padded, [&](int64_t r) { return bytes + r * padded; }, out);
+        } else if constexpr (K_EACH<A> == 2 && sizeof(X) == 4) {
+            uint16_t* rounded = static_cast<uint16_t*>(half);
+            pack_rows(n, k, [&](int64_t r) {
+                narrow(row(r), k, rounded + r * even(k), OMNI_BF16);
+                return rounded + r * even(k);
+            }, out);
         } else {
-            narrow(x, k, half + r * even(k), OMNI_BF16);
-            return static_cast<const uint16_t*>(half + r * even(k));
+            pack_rows(n, k, row, out);
         }
     }
 };
@@ -330,7 +369,8 @@ struct Scratch {
 // or null.
 template <class A, class X, class Done>
 static void linear(Team& team, const X* x, int64_t rows, const omni_matrix& w, const void* next, Done done) {
-    const int64_t chunks = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS, total = panels(w.n);
+    const int64_t planes = planes_of(w.dtype), most = CHUNK_ROWS / planes;
+    const int64_t chunks = (rows + most - 1) / most, total = panels(w.n);
     const int64_t size = panels_a_task(total, chunks, team.size()), groups = (total + size - 1) / size;
     Scratch<A> scratch = Scratch<A>::get(w.k);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
@@ -339,11 +379,12 @@ static void linear(Team& team, const X* x, int64_t rows, const omni_matrix& w, c
         const int64_t chunk = task / groups, p0 = task % groups * size;
         const int64_t r0 = chunk * rows / chunks, n = (chunk + 1) * rows / chunks - r0;
         if (chunk != packed)
-            pack_rows(n, w.k, [&](int64_t r) { return scratch.source(x + (r0 + r) * w.k, r, w.k); }, scratch.rows);
+            scratch.template pack<X>(n, w.k, planes, scratch.rows, [&](int64_t r) { return x + (r0 + r) * w.k; });
         packed = chunk;
         const int64_t p1 = min64(p0 + size, total);
         multiply(scratch.rows, n, static_cast<const uint8_t*>(w.data), w.scale, w.k, w.dtype, p0, p1,
-                 p1 == total ? static_cast<const uint8_t*>(next) : nullptr, scratch.c, [&](int64_t p, int64_t count, const float* c) {
+                 p1 == total ? static_cast<const uint8_t*>(next) : nullptr, scratch.c, scratch.by,
+                 [&](int64_t p, int64_t count, const float* c) {
                      done(r0, n, p * 16, min64(count * 16, w.n - p * 16), c);
                  });
     }

@@ -1,4 +1,4 @@
-// AVX-512 F, BW, DQ and VL (Skylake-SP, Zen 4 and later), and products of bfloat16 pairs and AMX where the machine has those as well.
+// AVX-512 F, BW, DQ and VL (Skylake-SP, Zen 4 and later), and products of bfloat16 pairs, VNNI and AMX where the machine has those as well.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,7 +14,7 @@
 #define OMNI_AMX 1
 #define OMNI_PAIRS 1
 #pragma GCC target( \
-    "avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,prefer-vector-width=512,amx-tile,amx-bf16")
+    "avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,prefer-vector-width=512,amx-tile,amx-bf16")
 #else
 #pragma GCC target("avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif

@@ -27,7 +27,10 @@ struct Moe {
     float* share;           // sorted row -> weight
     Chunk* chunk;
     int64_t chunks;
-    void* hidden;           // float32 or pairs
+    void* hidden;           // float32 or pairs, packed; float32 rows before they become quads
+    Quad* quads;            // h packed, where weights and rows are whole numbers
+    RowScales by;           // its scales
+    int64_t planes;
     int64_t* start;         // [E + 1]
 };
 
@@ -42,15 +45,21 @@ static void carve(Moe& m, Carver& carver) {
     const int64_t wide = m.experts->w13.n / 2, shared = m.experts->shared13.data ? m.experts->shared13.n / 2 : 0;
     m.source = carver.take<int64_t>(rows);
     m.share = carver.take<float>(rows);
-    m.chunk = carver.take<Chunk>(rows / CHUNK_ROWS + e + 2);
+    m.planes = planes_of(m.experts->w13.dtype);
+    const int64_t chunks = rows * m.planes / CHUNK_ROWS + e + 2;
+    m.chunk = carver.take<Chunk>(chunks);
     m.start = carver.take<int64_t>(e + 2);
-    m.hidden = carver.take<float>(m.rows * m.top_k * padded_width(wide) + m.rows * padded_width(shared));
+    const int64_t values = m.rows * m.top_k * padded_width(wide) + m.rows * padded_width(shared);
+    m.hidden = carver.take<float>(values);
+    const int64_t quads = of_quads(m.experts->w13.dtype) ? m.planes : 0;
+    m.quads = carver.take<Quad>(quads ? quads * values / 4 + chunks * W : 0);
+    m.by = {carver.take<float>(quads ? rows : 0), carver.take<int32_t>(quads * rows), m.planes};
 }
 
 static void add_chunks(Moe& m, const omni_matrix& w13, const omni_matrix& w2, int64_t expert, int64_t row, int64_t rows,
                        int64_t& hidden_at) {
     if (!rows) return;
-    const int64_t wide = w13.n / 2, parts = (rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    const int64_t wide = w13.n / 2, most = CHUNK_ROWS / m.planes, parts = (rows + most - 1) / most;
     const int64_t panels13 = 2 * panels(wide), panels2 = panels(w2.n);
     for (int64_t i = 0; i < parts; i++) {
         const int64_t a = i * rows / parts, b = (i + 1) * rows / parts;
@@ -65,7 +74,7 @@ static void add_chunks(Moe& m, const omni_matrix& w13, const omni_matrix& w2, in
         c.hidden_at = hidden_at;
         c.dtype13 = w13.dtype;
         c.dtype2 = w2.dtype;
-        hidden_at += (b - a) * even(wide);
+        hidden_at += (b - a) * quad(wide);
     }
 }
 
@@ -151,6 +160,40 @@ INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* 
     }
 }
 
+// As `activate`, h in rows of float32: their scales are not known before all panels are done.
+INLINE void activate_rows(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, float* hidden) {
+    for (int64_t q = 0; q < count; q += 2) {
+        const int64_t column = (panel + q) / 2 * 16, n = min64(16, c.wide - column);
+        for (int64_t r = 0; r < c.rows; r++) {
+            float lane[16];
+            for (int v = 0; v < 16; v += W) {
+                const float* gate = tile_out + r * LDC + q * 16 + v;
+                store(lane + v, silu(load(gate)) * load(gate + 16));
+            }
+            __builtin_memcpy(hidden + c.hidden_at + r * c.wide + column, lane, size_t(n) * 4);
+        }
+    }
+}
+
+// Where chunk i's h lies as quads: a vector after each is room for `pack_rows`, for chunks are packed in any order.
+INLINE Quad* quads_at(const Moe& m, int64_t i) { return m.quads + m.chunk[i].hidden_at * m.planes / 4 + i * W; }
+
+// The rows of h of all chunks -> quads.
+static void pack_hidden(Team& team, const Moe& m) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < m.chunks; i++) most = m.chunk[i].wide > most ? m.chunk[i].wide : most;
+    Scratch<Quad> scratch = Scratch<Quad>::get(most);
+    if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
+    const float* hidden = static_cast<const float*>(m.hidden);
+    for (int64_t i; (i = team.next(m.chunks)) >= 0;) {
+        const Chunk& c = m.chunk[i];
+        scratch.by.scale = m.by.scale + c.row;
+        scratch.by.sum = m.by.sum + c.row * m.planes;
+        scratch.template pack<float>(c.rows, c.wide, m.planes, quads_at(m, i),
+                                     [&](int64_t r) { return hidden + c.hidden_at + r * c.wide; });
+    }
+}
+
 template <class A, class X>
 static void moe_up(Team& team, const Moe& m) {
     const int64_t k = m.experts->w13.k;
@@ -168,13 +211,16 @@ static void moe_up(Team& team, const Moe& m) {
         const int64_t p1 = min64(p0 + size, 2 * panels(c.wide));
         if (p0 >= p1) continue;
         if (i != packed)
-            pack_rows(c.rows, k, [&](int64_t r) { return scratch.source(x + m.source[c.row + r] * k, r, k); },
-                      scratch.rows);
+            scratch.template pack<X>(c.rows, k, m.planes, scratch.rows,
+                                     [&](int64_t r) { return x + m.source[c.row + r] * k; });
         packed = i;
         const bool last = team.size() == 1 && p1 == 2 * panels(c.wide);
         const uint8_t* next = !last ? nullptr : i + 1 < m.chunks ? m.chunk[i + 1].w13 : m.chunk[0].w2;
-        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, next, scratch.c,
-                 [&](int64_t p, int64_t count, const float* out) { activate(c, p, count, out, static_cast<A*>(m.hidden)); });
+        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, next, scratch.c, scratch.by,
+                 [&](int64_t p, int64_t count, const float* out) {
+                     if constexpr (K_EACH<A> == 4) activate_rows(c, p, count, out, static_cast<float*>(m.hidden));
+                     else activate(c, p, count, out, static_cast<A*>(m.hidden));
+                 });
     }
 }
 
@@ -200,7 +246,14 @@ INLINE int64_t down_size(int64_t h, int64_t slots, int team) {
 template <class A>
 static void moe_down(Team& team, const Moe& m) {
     const int64_t h = m.experts->w2.n;
-    const A* hidden = static_cast<const A*>(m.hidden);
+    if constexpr (K_EACH<A> == 4) {
+        pack_hidden(team, m);
+        if (!team.sync()) return;
+    }
+    const auto hidden = [&](int64_t i) {
+        if constexpr (K_EACH<A> == 4) return quads_at(m, i);
+        else return static_cast<const A*>(m.hidden) + m.chunk[i].hidden_at / K_EACH<A>;
+    };
     Scratch<A> scratch = Scratch<A>::get(0);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     const int64_t size = down_size(h, m.rows * m.top_k, team.size()), groups = (panels(h) + size - 1) / size;
@@ -211,7 +264,8 @@ static void moe_down(Team& team, const Moe& m) {
             const uint8_t* next = p1 == panels(h) ? static_cast<const uint8_t*>(m.next) : nullptr;
             if (i + 1 < m.chunks)
                 next = m.chunk[i + 1].w2 + p0 * panel_bytes(m.chunk[i + 1].wide, m.chunk[i + 1].dtype2);
-            multiply(hidden + c.hidden_at / K_EACH<A>, c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c,
+            const RowScales by{m.by.scale + c.row, m.by.sum + c.row * m.planes, m.planes};
+            multiply(hidden(i), c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c, by,
                      [&](int64_t p, int64_t count, const float* y) { add_shares(m, c, h, p, count, y); });
         }
     }

@@ -109,14 +109,29 @@ bool detect_pairs() {
 }
 std::atomic<bool> pairs_on{detect_pairs()};
 
+bool detect_vnni() {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 11 & 1);
+#else
+    return false;
+#endif
+}
+std::atomic<bool> vnni_on{detect_vnni()};
+
 void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
 }
 
-int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
 int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
+// How many k lie side by side in a panel, and the k that a panel is padded to.
+int64_t k_together(int dtype) { return dtype == OMNI_BF16 ? 2 : dtype == OMNI_W8A8 || dtype == OMNI_W8A16 ? 4 : 1; }
+int64_t padded(int64_t k, int dtype) {
+    const int64_t unit = k_together(dtype) == 4 ? 4 : 2;
+    return (k + unit - 1) / unit * unit;
+}
 
 // Row of the source that output `column` of panel `panel` comes from, or -1 for padding.
 int64_t source_row(int64_t panel, int64_t column, int64_t n, bool gated) {
@@ -129,12 +144,14 @@ int64_t source_row(int64_t panel, int64_t column, int64_t n, bool gated) {
 }
 
 template <class T>
-void pack_panel(const T* src, int64_t n, int64_t k, bool gated, bool pairs, int64_t panel, T* dst) {
+void pack_panel(const void* src, int64_t n, int64_t k, bool gated, int dtype, int64_t panel, void* dst) {
+    const int64_t each = k_together(dtype), size = padded(k, dtype);
+    T* out = static_cast<T*>(dst) + panel * size * 16;
     for (int64_t column = 0; column < 16; column++) {
         const int64_t row = source_row(panel, column, n, gated);
-        for (int64_t i = 0; i < even(k); i++) {
-            const T value = row < 0 || i >= k ? T(0) : src[row * k + i];
-            dst[pairs ? i / 2 * 32 + column * 2 + i % 2 : i * 16 + column] = value;
+        for (int64_t i = 0; i < size; i++) {
+            const T value = row < 0 || i >= k ? T(0) : static_cast<const T*>(src)[row * k + i];
+            out[i / each * each * 16 + column * each + i % each] = value;
         }
     }
 }
@@ -208,6 +225,7 @@ void tell_progress(const omni_step_args* args, int64_t layers) {
 #endif
 }
 
+bool vnni_ready() { return vnni_on.load(std::memory_order_relaxed); }
 bool pairs_ready() { return pairs_on.load(std::memory_order_relaxed); }
 bool amx_ready() { return amx_on.load(std::memory_order_relaxed); }
 void* call_memory(int64_t bytes) { return call_block.at_least(bytes); }
@@ -249,19 +267,20 @@ int32_t omni_use_pairs(int32_t on) {
     return pairs_on;
 }
 
+int32_t omni_use_vnni(int32_t on) {
+    vnni_on = on && detect_vnni();
+    return vnni_on;
+}
+
 int64_t omni_packed_bytes(int64_t n, int64_t k, int32_t dtype, int32_t gated) {
-    return panel_count(n, gated) * even(k) * 16 * element_bytes(dtype);
+    return panel_count(n, gated) * padded(k, dtype) * 16 * element_bytes(dtype);
 }
 
 void omni_pack(const void* src, int64_t n, int64_t k, int32_t dtype, int32_t gated, void* dst) {
-    const int64_t size = even(k) * 16;
     for (int64_t p = 0; p < panel_count(n, gated); p++) {
-        if (dtype == OMNI_F32)
-            pack_panel(static_cast<const float*>(src), n, k, gated, false, p, static_cast<float*>(dst) + p * size);
-        else if (dtype == OMNI_BF16)
-            pack_panel(static_cast<const uint16_t*>(src), n, k, gated, true, p, static_cast<uint16_t*>(dst) + p * size);
-        else
-            pack_panel(static_cast<const int8_t*>(src), n, k, gated, false, p, static_cast<int8_t*>(dst) + p * size);
+        if (dtype == OMNI_F32) pack_panel<float>(src, n, k, gated, dtype, p, dst);
+        else if (dtype == OMNI_BF16) pack_panel<uint16_t>(src, n, k, gated, dtype, p, dst);
+        else pack_panel<int8_t>(src, n, k, gated, dtype, p, dst);
     }
 }
 
@@ -300,6 +319,7 @@ double omni_bench_read(const void* data, int64_t bytes, int32_t threads) {
 }
 double omni_bench_fma(int64_t rounds, int32_t threads) { return ops().bench_fma(rounds, threads); }
 double omni_bench_pairs(int64_t rounds, int32_t threads) { return ops().bench_pairs(rounds, threads); }
+double omni_bench_quads(int64_t rounds, int32_t threads) { return ops().bench_quads(rounds, threads); }
 
 int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
                       int64_t k_row_stride, int64_t v_row_stride) {

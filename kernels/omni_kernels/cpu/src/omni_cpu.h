@@ -9,7 +9,8 @@
 extern "C" {
 #endif
 
-enum omni_dtype { OMNI_F32 = 0, OMNI_BF16 = 1, OMNI_I8 = 2 };
+// W8A8 and W8A16: int8 weights whose rows are made whole numbers of 8 or 16 bits, one scale a row.
+enum omni_dtype { OMNI_F32 = 0, OMNI_BF16 = 1, OMNI_I8 = 2, OMNI_W8A8 = 3, OMNI_W8A16 = 4 };
 
 enum omni_status {
     OMNI_OK = 0,
@@ -22,7 +23,8 @@ enum omni_status {
 };
 
 // A matrix [n, k] packed into panels of 16 outputs: panel p holds, for each pair of k, 16 x 2 values (bf16) or 2 x 16
-// (f32, int8). A gated matrix (n = 2 I) alternates panels of gate rows and of up rows. int8 has one scale an output.
+// (f32, int8), or for each four k 16 x 4 values (W8A8, W8A16). A gated matrix (n = 2 I) alternates panels of gate rows and
+// of up rows. Weights of 8 bits have one scale an output.
 typedef struct {
     const void* data;
     const float* scale;
@@ -125,6 +127,7 @@ OMNI_API int32_t omni_isa_select(int32_t index);  // 0: done; 1: this machine ca
 OMNI_API int32_t omni_use_amx(int32_t on);  // for bfloat16 rows; returns whether it is used from now on
 
 OMNI_API int32_t omni_use_pairs(int32_t on);  // AVX512_BF16 for bfloat16 rows; returns whether it is used from now on
+OMNI_API int32_t omni_use_vnni(int32_t on);   // AVX512_VNNI for products of whole numbers; likewise
 // Asks for large pages under memory that nothing has written to yet, where the system has them: reads of weights are
 // then a fifth to a half faster, since hardware fetches ahead within a page only.
 OMNI_API void omni_large_pages(void* data, int64_t bytes);
@@ -159,6 +162,7 @@ OMNI_API int32_t omni_burst(const omni_model* model, const omni_step_args* first
 OMNI_API double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
 OMNI_API double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done
 OMNI_API double omni_bench_pairs(int64_t rounds, int32_t threads);  // likewise, of bfloat16 pairs; 0: no such unit
+OMNI_API double omni_bench_quads(int64_t rounds, int32_t threads);  // likewise, of quads of int8
 
 #ifdef __cplusplus
 }

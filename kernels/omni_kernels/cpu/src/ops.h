@@ -43,15 +43,19 @@ static void moe_body(Team& team, void* context) {
     if (team.sync()) moe_down<A>(team, m);
 }
 
-// Whether rows of bfloat16 are multiplied by pairs with weights of this type.
-static bool by_pairs(int x_dtype, int weights) {
+// Whether rows of bfloat16 are multiplied by pairs with these weights.
+static bool by_pairs(int x_dtype, const omni_matrix& w) {
 #if defined(OMNI_PAIRS)
-    return x_dtype == OMNI_BF16 && (weights == OMNI_BF16 || weights == OMNI_I8) && pairs_ready();
+    return x_dtype == OMNI_BF16 && (!w.data || w.dtype == OMNI_BF16 || w.dtype == OMNI_I8) && pairs_ready();
 #else
     (void)x_dtype;
-    (void)weights;
+    (void)w;
     return false;
 #endif
+}
+static bool by_pairs(int x_dtype, const omni_experts& e) {
+    return by_pairs(x_dtype, e.w13) && by_pairs(x_dtype, e.w2) && by_pairs(x_dtype, e.shared13) &&
+           by_pairs(x_dtype, e.shared2);
 }
 
 #if defined(OMNI_PAIRS)
@@ -83,12 +87,13 @@ static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_exp
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(m, carver);
     float* room = carver.take<float>(2 * n);
-    const bool pairs = by_pairs(dtype, experts->w13.dtype);
+    const bool pairs = by_pairs(dtype, *experts);
+    const TeamBody floats = of_quads(experts->w13.dtype) ? moe_body<Quad, float> : moe_body<float, float>;
     m.x = pairs ? x : widened(x, dtype, n, room);
     m.out = dtype == OMNI_F32 ? static_cast<float*>(out) : room + n;
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
     int status = plan(m, nullptr);
-    if (!status) status = run_team(threads, pairs ? PAIRS_BODY : moe_body<float, float>, &m);
+    if (!status) status = run_team(threads, pairs ? PAIRS_BODY : floats, &m);
     if (!status && dtype != OMNI_F32) narrow(m.out, n, out, dtype);
     return status;
 }
@@ -116,12 +121,12 @@ static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omn
     if (!rows || !w->n) return OMNI_OK;
     LinearCall call{x, rows, w, out, out_dtype};
 #if defined(OMNI_PAIRS)
-    if (by_pairs(x_dtype, w->dtype)) return run_team(threads, linear_body<Pair, uint16_t>, &call);
+    if (by_pairs(x_dtype, *w)) return run_team(threads, linear_body<Pair, uint16_t>, &call);
 #endif
     float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
     if (!room) return OMNI_NO_MEMORY;
     call.x = widened(x, x_dtype, rows * w->k, room);
-    return run_team(threads, linear_body<float, float>, &call);
+    return run_team(threads, of_quads(w->dtype) ? linear_body<Quad, float> : linear_body<float, float>, &call);
 }
 
 struct RowsCall {
@@ -281,6 +286,35 @@ static double bench_pairs(int64_t rounds, int32_t threads) {
 #endif
 }
 
+// The same by quads of int8.
+#if defined(OMNI_PAIRS)
+static void quads_body(Team& team, void* context) {
+    const int64_t rounds = *static_cast<int64_t*>(context);
+    vi acc[16];
+    vi w = vi{} + 0x01020304;
+    unroll<16>(EACH { acc[i] = vi{} + int32_t(i + team.rank); });
+    for (int64_t r = 0; r < rounds; r++) {
+        unroll<16>(EACH { acc[i] = (vi)_mm512_dpbusd_epi32((__m512i)acc[i], (__m512i)w, (__m512i)w); });
+        __asm__ volatile("" : "+v"(w));
+    }
+    vi sum{};
+    unroll<16>(EACH { sum += acc[i]; });
+    volatile int32_t sink = sum[0];
+    (void)sink;
+}
+#endif
+static double bench_quads(int64_t rounds, int32_t threads) {
+#if defined(OMNI_PAIRS)
+    if (!vnni_ready()) return 0;
+    run_team(threads, quads_body, &rounds);
+    return double(rounds) * 16 * W * 8.0 * threads;
+#else
+    (void)rounds;
+    (void)threads;
+    return 0;
+#endif
+}
+
 struct ReadCall {
     const char* data;
     int64_t bytes;
@@ -312,4 +346,4 @@ static double bench_read(const void* data, int64_t bytes, int32_t threads) {
 }
 
 const Ops OPS = {linear_op, route_op, moe_op, norm_op, rope_op, silu_op, attention_op, step, best,
-                 bench_read, bench_fma, bench_pairs};
+                 bench_read, bench_fma, bench_pairs, bench_quads};

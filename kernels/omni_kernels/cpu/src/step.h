@@ -233,5 +233,6 @@ static int32_t step(const omni_model* model, const omni_step_args* args, int32_t
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(s, carver);
     Moe shared{};
-    return run_team(threads, steps_by_pairs(*model) ? PAIRS_STEP : step_body<float>, &s, &shared);
+    const TeamBody floats = of_quads(model->head.dtype) ? step_body<Quad> : step_body<float>;
+    return run_team(threads, steps_by_pairs(*model) ? PAIRS_STEP : floats, &s, &shared);
 }

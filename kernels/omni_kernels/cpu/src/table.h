@@ -15,6 +15,7 @@ struct Ops {
     decltype(&omni_bench_read) bench_read;
     decltype(&omni_bench_fma) bench_fma;
     decltype(&omni_bench_pairs) bench_pairs;
+    decltype(&omni_bench_quads) bench_quads;
 };
 
 namespace omni_plain { extern const Ops OPS; }

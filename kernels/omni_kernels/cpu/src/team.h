@@ -46,6 +46,8 @@ void* member_memory(int64_t bytes);
 bool amx_ready();
 // Whether the CPU multiplies pairs of bfloat16 (AVX512_BF16), and that is not switched off.
 bool pairs_ready();
+// Whether the CPU multiplies quads of int8 (AVX512_VNNI), and that is not switched off.
+bool vnni_ready();
 
 // Deals pieces of one block of memory. First pass with base null counts the bytes.
 struct Carver {
