@@ -17,9 +17,12 @@ from omni_proxy.workers.engine.speculation import HOPE, Drafter, RowCosts
 GUESS: Final = -1
 """Stands in a draft for a token that the head is to guess."""
 _LEARN: Final = 0.15
+_PROBE: Final = 0.5
+"""As `_LEARN`, after a pause: what was learned before it is old."""
 _REMEMBER: Final = 0.25
 _FIRST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 256
+_INHERITED_PAUSE: Final = 64
 _PLAIN_STEPS: Final = 3
 """Steps without drafts that tell what drafts cost; again after so many with drafts:"""
 _TRUSTED: Final = 64
@@ -34,6 +37,7 @@ class _Luck:
     pause: int = 0
     resumes_at: int = 0
     """Length of the sequence at which the next draft may be made."""
+    tries: int = 0
     guessed: bool = False
     """The last draft was the head's."""
     untaken: tuple[int, tuple[int, ...]] = (0, ())
@@ -51,10 +55,12 @@ class HeadDrafter:
         self._lucks: dict[str, _Luck] = {}
         self._usual = HOPE
         """The rate that a sequence begins with: it is the head's more than the sequence's."""
+        self._usual_pause = 0
+        """A pause that it begins with. Half of it for the next, so that short ones bring the head back as well."""
 
     def propose(self, seq: Sequence, sequences: int, most: int) -> tuple[int, ...]:
         """Tokens that may follow, or as many `GUESS`es; `sequences` are in the step, `most` rows are to be had."""
-        luck = self._lucks.setdefault(seq.request_id, _Luck(self._usual))
+        luck = self._lucks.get(seq.request_id) or self._begin(seq)
         self._look_back(luck, seq, sequences)
         luck.guessed = False
         if not self.costs.known(sequences) or seq.num_generated == 0:
@@ -68,15 +74,27 @@ class HeadDrafter:
         luck.guessed = length > 0
         return (GUESS,) * length
 
+    def _begin(self, seq: Sequence) -> _Luck:
+        pause = min(self._usual_pause, _INHERITED_PAUSE)
+        self._usual_pause //= 2
+        luck = self._lucks[seq.request_id] = _Luck(self._usual, pause, len(seq.tokens) + pause)
+        return luck
+
     def checked(self, seq: Sequence, sequences: int, drafted: int, right: int) -> None:
-        """The draft proposed last, of `drafted` tokens, had its first `right` ones right."""
+        """The draft proposed last, of `drafted` tokens, had its first `right` ones right.
+
+        The first of a sequence, and those after a pause, say most. While drafts do not pay there are pauses, each twice
+        as long as the last, with one guess between them.
+        """
         luck = self._lucks.get(seq.request_id)
         if luck is None or not luck.guessed:
             return self._texts.checked(seq, sequences, drafted, right)
+        learn = _PROBE if luck.pause else max(_LEARN, 1.0 / (luck.tries + 2))
+        luck.tries += 1
         for _ in range(right):
-            luck.rate += _LEARN * (1.0 - luck.rate)
+            luck.rate += learn * (1.0 - luck.rate)
         if right < drafted:
-            luck.rate -= _LEARN * luck.rate
+            luck.rate -= learn * luck.rate
         if luck.rate > self.costs.share(sequences):
             luck.pause = 0
         else:
@@ -93,6 +111,8 @@ class HeadDrafter:
         luck = self._lucks.pop(request_id, None)
         if luck is not None:
             self._usual += _REMEMBER * (luck.rate - self._usual)
+            if luck.tries:
+                self._usual_pause = luck.pause
         self._texts.forget(request_id)
 
     def _look_back(self, luck: _Luck, seq: Sequence, sequences: int) -> None:
@@ -107,18 +127,18 @@ class HeadDrafter:
 
     def _length(self, luck: _Luck, seq: Sequence, sequences: int) -> int:
         """Guesses that are worth their rows and their runs of the head; one, now and then, where none seems to be."""
+        if len(seq.tokens) < luck.resumes_at:
+            return 0
         left = min(
             self._longest,
             seq.request.sampling.max_tokens - seq.num_generated - 1,
             self._max_model_len - len(seq.tokens) - 1,
         )
-        if left < 1 or len(seq.tokens) < luck.resumes_at:
-            return 0
         length, chance, share = 1, luck.rate * luck.rate, self.costs.share(sequences)
         while length < left and chance >= share:
             length += 1
             chance *= luck.rate
-        return length
+        return max(0, min(left, length))
 
 
 class GuessCosts:

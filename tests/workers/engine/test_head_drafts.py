@@ -133,7 +133,50 @@ def test_a_sequence_begins_where_others_ended() -> None:
         while draft := made.propose(seq, 1, 100):
             made.checked(seq, 1, len(draft), 0)
         made.forget(str(name))
-    assert len(made.propose(sequence(), 1, 100)) == 1
+    seq = sequence()
+    assert made.propose(seq, 1, 100) == ()
+    seq.tokens += prompt(64, seed=5)
+    assert len(made.propose(seq, 1, 100)) == 1
+
+
+def tried(made: HeadDrafter, name: str, tokens: int, right: bool) -> list[int]:
+    """Lengths at which drafts of one answer were made, all of them right or all of them wrong."""
+    seq, places = Sequence(EngineRequest(name, prompt(30), greedy(tokens)), 4), []
+    seq.tokens.append(99)
+    while seq.num_generated < tokens:
+        draft = made.propose(seq, 1, 100)
+        if draft:
+            places.append(seq.num_generated)
+            made.checked(seq, 1, len(draft), len(draft) if right else 0)
+        seq.tokens += [1000 + seq.num_generated] * (1 + len(draft) * right)
+    made.forget(name)
+    return places
+
+
+def test_a_few_failures_end_it_and_the_pauses_double() -> None:
+    """Of answers of 160 tokens that cannot be guessed, soon one token each."""
+    made = drafter()
+    assert tried(made, "first", 160, right=False) == [1, 2, 3, 19, 51, 115]
+    answers = [tried(made, str(name), 160, right=False) for name in range(6)]
+    assert len(answers[0]) <= 4
+    assert answers[-1] == [65]
+
+
+def test_short_answers_find_back_too() -> None:
+    made = drafter()
+    tried(made, "bad", 160, right=False)
+    answers = [tried(made, str(n), 20, right=False) for n in range(12)]
+    assert 0 < sum(map(len, answers)) < 12
+
+
+def test_a_guess_that_is_right_after_a_pause_ends_the_pauses() -> None:
+    made = drafter()
+    tried(made, "bad", 400, right=False)
+    places = tried(made, "good", 200, right=True)
+    assert places[0] == 65
+    assert places[1] <= 68
+    assert len(places) > 15
+    assert tried(made, "better", 40, right=True)[0] == 1
 
 
 def test_an_ended_sequence_is_forgotten() -> None:
