@@ -11,6 +11,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define MAX_DEPTH 64
 #define VIEWED_BYTES 512 /* from this length on a value is a view of the body and not a copy of its own */
@@ -22,12 +25,6 @@ typedef struct {
 
 typedef unsigned char Block __attribute__((vector_size(16)));
 
-static int any(Block block) {
-    uint64_t halves[2];
-    memcpy(halves, &block, sizeof halves);
-    return (halves[0] | halves[1]) != 0;
-}
-
 typedef struct {
     const unsigned char *begin, *end;
 } Span;
@@ -35,7 +32,8 @@ typedef struct {
 static int value(Scan *s, int depth);
 
 static void blank(Scan *s) {
-    while (s->at < s->end && (*s->at == ' ' || *s->at == '\n' || *s->at == '\r' || *s->at == '\t')) s->at++;
+    while (s->at < s->end && *s->at <= ' ' && (*s->at == ' ' || *s->at == '\n' || *s->at == '\r' || *s->at == '\t'))
+        s->at++;
 }
 
 /* Four hexadecimal digits; -1: there are none. */
@@ -73,34 +71,57 @@ static int escape(Scan *s) {
     }
 }
 
+/* Of each byte its highest bit, the first byte's lowest. */
+static unsigned high_bits(Block block) {
+#ifdef __SSE2__
+    return (unsigned)_mm_movemask_epi8((__m128i)block);
+#else
+    uint64_t halves[2];
+    unsigned bits = 0;
+    memcpy(halves, &block, sizeof halves);
+    for (int i = 0; i < 2; i++) {
+        uint64_t half = halves[i] >> 7 & UINT64_C(0x0101010101010101);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        half = __builtin_bswap64(half);
+#endif
+        /* Each bit times one of the factor's lands in the highest byte, in its order. */
+        bits |= (unsigned)(half * UINT64_C(0x0102040810204080) >> 56) << 8 * i;
+    }
+    return bits;
+#endif
+}
+
+/* Where plain text ends: at a quote, a backslash, a control character, or the end. */
+static const unsigned char *plain(const unsigned char *at, const unsigned char *end, int *high) {
+    unsigned seen = 0;
+    while (end - at >= (Py_ssize_t)sizeof(Block)) {
+        Block block;
+        memcpy(&block, at, sizeof block);
+        unsigned stops = high_bits((Block)((block == '"') | (block == '\\') | (block < 0x20)));
+        if (stops) {
+            *high |= (seen | (high_bits(block) & (stops - 1) & ~stops)) != 0;
+            return at + __builtin_ctz(stops);
+        }
+        seen |= high_bits(block);
+        at += sizeof block;
+    }
+    while (at < end && *at != '"' && *at != '\\' && *at >= 0x20) seen |= *at++ >> 7;
+    *high |= seen != 0;
+    return at;
+}
+
 /* A string, from behind its first quote to behind its last; 0: it is none. `escaped`: it is not what it looks like. */
 static int string(Scan *s, int *escaped) {
-    const unsigned char *at = s->at, *end = s->end;
-    unsigned char seen = 0;
-    Block all = {0};
     for (;;) {
-        while (end - at >= (Py_ssize_t)sizeof(Block)) {
-            Block block, stops;
-            memcpy(&block, at, sizeof block);
-            stops = (Block)((block == '"') | (block == '\\') | (block < 0x20));
-            if (any(stops)) break;
-            all |= block;
-            at += sizeof block;
-        }
-        while (at < end && *at != '"' && *at != '\\' && *at >= 0x20) seen |= *at++;
-        if (at >= end) return 0;
-        if (*at == '"') {
-            s->at = at + 1;
-            s->high |= (seen >= 0x80) | any(all & 0x80);
-            return 1;
-        }
-        if (*at == '\\') {
+        s->at = plain(s->at, s->end, &s->high);
+        if (s->at >= s->end) return 0;
+        switch (*s->at++) {
+        case '"': return 1;
+        case '\\':
             *escaped = 1;
-            s->at = at + 1;
             if (!escape(s)) return 0;
-            at = s->at;
-        } else if (*at < 0x20) {
-            return 0;
+            break;
+        default: return 0;
         }
     }
 }
