@@ -16,7 +16,7 @@ import httptools
 import msgspec
 from msgspec import Raw, Struct
 
-from omni_proxy.api.http_out import JSON_TYPE, error_json, head
+from omni_proxy.api.http_out import JSON_LINE, error_json, head
 from omni_proxy.errors import ErrorCode, http_status
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class _Connection:
     def _answer(self, status: int, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             framing = b"content-length: %d\r\n" % len(body)
-            self._transport.write(head(status, [JSON_TYPE], b"-", framing, close=False) + body)
+            self._transport.write(head(status, JSON_LINE, b"-", framing, close=False) + body)
 
     def _wait(self) -> None:
         if self._timer is not None:

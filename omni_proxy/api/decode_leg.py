@@ -12,7 +12,6 @@ import msgspec
 
 from omni_proxy.api.events import EventScan
 from omni_proxy.api.exchange import Exchange
-from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.legs import Leg, Post, PrefillLeg
 from omni_proxy.api.resume_scan import scan_of
 from omni_proxy.api.sse import StreamScan, gives_up, read_usage, splice
@@ -20,7 +19,7 @@ from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
 from omni_proxy.json_fields import pick
 from omni_proxy.messages import DecodeBroke, DecodeDone, Failure, FailureKind, FirstToken, Lease, LegFailed, Usage
 from omni_proxy.observe.edge_counts import EdgeCounts
-from omni_proxy.workers.http import Headers
+from omni_proxy.workers.answer import Head
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -34,7 +33,6 @@ _CHUNKED: Final = (CHAT, COMPLETIONS)
 _USAGE: Final[tuple[str, ...]] = ("usage",)
 _NO_USAGE: Final = Usage()
 _MAYBE_UNSEEN: Final = (FailureKind.CLOSED, FailureKind.GAVE_UP)
-_STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class DecodeLeg(Leg):
@@ -103,11 +101,10 @@ class DecodeLeg(Leg):
             return True
         return self._awaits_prefill and self.status != 0 and not any(x.parked for x in self.exchange.legs.values())
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        super().on_head(status, headers)
-        content_type = next((value for name, value in headers if name == b"content-type"), b"")
-        call = self.exchange.call
-        if status != 200 or call is None:
+    def on_head(self, head: Head) -> None:
+        super().on_head(head)
+        content_type, call = head.content_type, self.exchange.call
+        if head.status != 200 or call is None:
             return
         if content_type.startswith(b"text/event-stream"):
             if call.path in _CHUNKED:
@@ -231,7 +228,7 @@ class DecodeLeg(Leg):
         if not self._opened:
             self._opened = True
             self.exchange.error_told = True  # an error event has no place in it
-            self.exchange.open_stream(200, passed_on(self.headers))
+            self.exchange.open_stream(200, self._lines())
             self._post(FirstToken(self.lease))
         self.exchange.send(data)
 
@@ -244,9 +241,8 @@ class DecodeLeg(Leg):
             self._open()
 
     def _open(self) -> None:
-        kept = [header for header in passed_on(self.headers) if header[0] != b"cache-control"]
         if not self.exchange.committed:  # else another worker has begun the answer
-            self.exchange.open_stream(200, [*kept, *_STREAM_HEADERS])
+            self.exchange.open_stream(200, b"" if self.head is None else self.head.stream_lines)
         self.exchange.send(b"".join(self._held))
         self._opened = True
         self._held = []
@@ -287,7 +283,7 @@ class DecodeLeg(Leg):
         else:
             if isinstance(told, bytes):
                 usage, body = _counted(body, told, self._cached)
-        self.exchange.respond(200, passed_on(self.headers), body)
+        self.exchange.respond(200, self._lines(), body)
         self.exchange.complete = True
         self._ended(DecodeDone(self.lease, usage))
 

@@ -15,11 +15,11 @@ import msgspec
 
 from omni_proxy.apc.ring import Ring
 from omni_proxy.api.exchange import Answer, Exchange
-from omni_proxy.api.http_out import passed_on
 from omni_proxy.call import CHAT, Call, Fields, MediaItem, encode_fields
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import Failure, FailureKind, Role
-from omni_proxy.workers.http import Headers, Ticket
+from omni_proxy.workers.answer import Head
+from omni_proxy.workers.http import Ticket
 from omni_proxy.workers.upstream import Upstream
 
 FAIL_S: Final = 10.0
@@ -180,7 +180,7 @@ class ItemLeg:
         self._at = ""
         """The worker that has it; empty for none."""
         self._status = 0
-        self._headers: Headers = []
+        self._lines = b""
         self._body: list[bytes] = []
         self._size = 0
 
@@ -219,9 +219,8 @@ class ItemLeg:
     def on_sent(self) -> None:
         return
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        self._status = status
-        self._headers = headers
+    def on_head(self, head: Head) -> None:
+        self._status, self._lines = head.status, head.lines
 
     def on_data(self, data: bytes) -> None:
         self._size += len(data)
@@ -239,7 +238,7 @@ class ItemLeg:
         if status == 200:
             self._encoding.encoded(body)
             return
-        answer = Answer(status, passed_on(self._headers), body) if status >= 400 else None
+        answer = Answer(status, self._lines, body) if status >= 400 else None
         self._failure = EncodeFailed(answer, ErrorCode.WORKER_GARBAGE, f"The encode worker answered {status}.")
         if status >= 500 or status in _BUSY:
             self.try_next()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from omni_proxy.access.gate import Grant
-from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json, head, named_error, named_error_event
+from omni_proxy.api.http_out import JSON_LINE, error_event, error_json, head, named_error, named_error_event
 from omni_proxy.call import MESSAGES, RESPONSES, Call
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.lifecycle.enums import COMPLETED
@@ -67,11 +67,12 @@ class ClientSide(Protocol):
 class Answer:
     """A worker's whole answer that was not a success: what the client may have to see."""
 
-    __slots__ = ("body", "headers", "status")
+    __slots__ = ("body", "lines", "status")
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def __init__(self, status: int, lines: bytes, body: bytes) -> None:
         self.status = status
-        self.headers = headers
+        self.lines = lines
+        """Its header lines."""
         self.body = body
 
 
@@ -201,8 +202,8 @@ class Exchange:
         """Has the client seen a status?"""
         return self.status != 0
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response."""
+    def respond(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole response. `lines`: header lines."""
         if self.client is None:
             return
         self.status = status
@@ -212,20 +213,20 @@ class Exchange:
             body = renamed(body, self.renames)
         self.bytes_out = len(body)
         if self.timing is not None:
-            headers = [*headers, self.timing.header()]
+            lines += self.timing.line()
         framing = b"content-length: %d\r\n" % len(body)
-        head_of = head(status, headers, self.request_id, framing, not self.kept_alive, self.more_headers)
+        head_of = head(status, lines, self.request_id, framing, not self.kept_alive, self.more_headers)
         self.client.write(head_of + body)
 
     def respond_error(self, code: ErrorCode, message: str, param: str | None, retry_after_s: float | None) -> None:
         """Send an error of our own in the OpenAI shape."""
-        headers = [JSON_TYPE]
+        lines = JSON_LINE
         if retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % max(1, round(retry_after_s))))
+            lines += b"retry-after: %d\r\n" % max(1, round(retry_after_s))
         body = named_error(code, message, param) if self.path == _ANTHROPIC else error_json(code, message, param)
-        self.respond(http_status(code), headers, body)
+        self.respond(http_status(code), lines, body)
 
-    def open_stream(self, status: int, headers: Headers) -> None:
+    def open_stream(self, status: int, lines: bytes) -> None:
         """Send the head of a response whose length is not known."""
         if self.client is None:
             return
@@ -233,9 +234,9 @@ class Exchange:
         if not self.chunked:
             self.kept_alive = False
         if self.timing is not None:
-            headers = [*headers, self.timing.header()]
+            lines += self.timing.line()
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
-        self.client.write(head(status, headers, self.request_id, framing, not self.kept_alive, self.more_headers))
+        self.client.write(head(status, lines, self.request_id, framing, not self.kept_alive, self.more_headers))
 
     def send(self, data: bytes, framed: bytes = b"") -> None:
         """Send a part of the stream. `framed`: the same data as a whole chunk, where it came as one."""
@@ -277,7 +278,7 @@ class Exchange:
     def _refuse(self, close: Close) -> None:
         answer = self.answers.get(close.failed.attempt) if close.failed is not None else None
         if answer is not None:
-            self.respond(answer.status, answer.headers, answer.body)
+            self.respond(answer.status, answer.lines, answer.body)
             return
         # "Client gone" with a client still there: a fault of ours ended the request.
         code = ErrorCode.INTERNAL if close.error in (None, ErrorCode.CLIENT_GONE) else close.error

@@ -13,7 +13,7 @@ import msgspec
 
 from omni_proxy.api.division import StreamMerge, merge
 from omni_proxy.api.exchange import Exchange, renamed
-from omni_proxy.api.http_out import JSON_TYPE, Headers, error_event, error_json
+from omni_proxy.api.http_out import JSON_LINE, error_event, error_json
 from omni_proxy.call import Call
 from omni_proxy.errors import ErrorCode, http_status
 from omni_proxy.relay.pump import Passage
@@ -31,7 +31,7 @@ class Part(Exchange):
         self.siblings = family
         self.number = number
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, lines: bytes, body: bytes) -> None:
         """A whole response of this part."""
         if self.client is None:
             return
@@ -39,13 +39,13 @@ class Part(Exchange):
         if self.renames and status == 200:
             body = renamed(body, self.renames)
         self.bytes_out = len(body)
-        self.siblings.answered(self.number, status, headers, body)
+        self.siblings.answered(self.number, status, lines, body)
 
-    def open_stream(self, status: int, headers: Headers) -> None:
+    def open_stream(self, status: int, lines: bytes) -> None:
         """The head of this part's stream."""
         if self.client is not None:
             self.status = status
-            self.siblings.opened(status, headers)
+            self.siblings.opened(status, lines)
 
     def send(self, data: bytes, framed: bytes = b"") -> None:
         """A part of this part's stream, in whole events."""
@@ -98,7 +98,7 @@ class Family:
         self._samples = call.samples
         self._give_up = give_up
         self._bodies: dict[int, bytes] = {}
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._lines = b""
         self._merge = StreamMerge(call.parts, call.samples)
         self._streams = False
         self._running = call.parts
@@ -111,24 +111,24 @@ class Family:
 
     # ------------------------------------------------------------------- from the parts
 
-    def answered(self, number: int, status: int, headers: Headers, body: bytes) -> None:
+    def answered(self, number: int, status: int, lines: bytes, body: bytes) -> None:
         """A part has a whole answer."""
         if self._over:
             return
         if status == 200:
             self._bodies[number] = body
-            self._headers = self._headers or list(headers)
+            self._lines = self._lines or lines
         elif self.whole.committed:
             self.whole.send(b"data: %b\n\n" % body)
             self.broke_off()
         else:
-            self._refuse(status, headers, body)
+            self._refuse(status, lines, body)
 
-    def opened(self, status: int, headers: Headers) -> None:
+    def opened(self, status: int, lines: bytes) -> None:
         """A part begins to stream."""
         if not self._over and not self._streams:
             self._streams = True
-            self.whole.open_stream(status, headers)
+            self.whole.open_stream(status, lines)
 
     def streamed(self, number: int, data: bytes) -> None:
         """A part has said more."""
@@ -154,7 +154,7 @@ class Family:
                 self.whole.end_stream()
             else:
                 bodies = [self._bodies[number] for number in sorted(self._bodies)]
-                self.whole.respond(200, self._headers, merge(bodies, self._samples))
+                self.whole.respond(200, self._lines, merge(bodies, self._samples))
                 self.whole.complete = True
         except (msgspec.MsgspecError, UnicodeDecodeError, IndexError):
             self._fail()
@@ -172,16 +172,16 @@ class Family:
 
     # ------------------------------------------------------------------------ the end
 
-    def _refuse(self, status: int, headers: Headers, body: bytes) -> None:
+    def _refuse(self, status: int, lines: bytes, body: bytes) -> None:
         self._over = True
-        self.whole.respond(status, headers, body)
+        self.whole.respond(status, lines, body)
         self._end()
         self._give_up_all()
 
     def _fail(self) -> None:
         if not self.whole.committed:
             code = ErrorCode.WORKER_GARBAGE
-            self.whole.respond(http_status(code), [JSON_TYPE], error_json(code, _UNREADABLE))
+            self.whole.respond(http_status(code), JSON_LINE, error_json(code, _UNREADABLE))
 
     def _end(self) -> None:
         client, self.whole.client = self.whole.client, None

@@ -17,10 +17,11 @@ from omni_proxy.api.resumable import is_text
 from omni_proxy.api.sse import DONE, NOTHING, payloads
 from omni_proxy.call import CHAT, Call, Fields, encode_fields
 from omni_proxy.messages import Failure, FailureKind, Lease, LegFailed, Mode, PrefillDone, Tokenized
+from omni_proxy.workers.answer import Head
 from omni_proxy.workers.connectors.answers import GarbageAnswer, read_usage_and_params
 from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.connectors.fields import one_token_body
-from omni_proxy.workers.http import Headers, Ticket
+from omni_proxy.workers.http import Ticket
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -149,8 +150,8 @@ class _Leg:
     def on_sent(self) -> None:
         return
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        self._status = status
+    def on_head(self, head: Head) -> None:
+        self._status = head.status
 
     def on_data(self, data: bytes) -> None:
         if len(self._body) < MAX_REPLY_BYTES:

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from omni_proxy.api.client import ClientConnection
 from omni_proxy.api.hot import HotRequest, clean_id, let_in
-from omni_proxy.api.http_out import JSON_TYPE, error_json, head
+from omni_proxy.api.http_out import JSON_LINE, error_json, head
 from omni_proxy.call import HOT_PATHS
 from omni_proxy.errors import ErrorCode, Rejected, http_status
 
@@ -252,7 +252,7 @@ class FrontProtocol(HttpToolsProtocol):
         if not self._asgi_has_begun() and not self.transport.is_closing():
             body = error_json(code, msg)
             framing = b"content-length: %d\r\n" % len(body)
-            self.transport.write(head(http_status(code), [JSON_TYPE], b"-", framing, close=True) + body)
+            self.transport.write(head(http_status(code), JSON_LINE, b"-", framing, close=True) + body)
         self.transport.close()
 
     def _asgi_has_begun(self) -> bool:

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from omni_proxy.errors import ErrorCode, error_body
 
-Headers = Iterable[tuple[bytes, bytes]]
-
 STATUS_LINES: Final = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in http.HTTPStatus}
 
-HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-_OURS: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id", b"x-accel-buffering"}
-
-JSON_TYPE: Final = (b"content-type", b"application/json")
+JSON_LINE: Final = b"content-type: application/json\r\n"
 
 
 def status_line(status: int) -> bytes:
@@ -37,22 +19,11 @@ def status_line(status: int) -> bytes:
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of a worker's answer that a client gets; those about one connection stay here.
-
-    What a `connection` header lists is hop-by-hop too (RFC 9110, 7.6.1).
-    """
-    kept = [(name, value) for name, value in headers if name not in _OURS]
-    listed = {t.strip().lower() for name, value in headers if name == b"connection" for t in value.split(b",")}
-    return kept if listed <= HOP_BY_HOP | {b"close", b""} else [(n, v) for n, v in kept if n not in listed]
-
-
-def head(status: int, headers: Headers, request_id: bytes, framing: bytes, close: bool, more: bytes = b"") -> bytes:
+def head(status: int, lines: bytes, request_id: bytes, framing: bytes, close: bool, more: bytes = b"") -> bytes:
     """A whole response head. `framing` is the content-length or transfer-encoding line, or empty (until close).
 
-    `more`: further header lines.
+    `lines`, and `more`: further header lines.
     """
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     ending = b"connection: close\r\n\r\n" if close else b"\r\n"
     return b"%bx-request-id: %b\r\n%b%b%b%b" % (status_line(status), request_id, lines, more, framing, ending)
 

@@ -18,7 +18,7 @@ from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.family import Family, Part
 from omni_proxy.api.guard import Guard
 from omni_proxy.api.hot import HotRequest, let_in, read_call, request_spec, tokens_of
-from omni_proxy.api.http_out import JSON_TYPE
+from omni_proxy.api.http_out import JSON_LINE
 from omni_proxy.api.said import Said
 from omni_proxy.api.served import ServedModels
 from omni_proxy.api.timing import Timing
@@ -178,7 +178,7 @@ class Intake:
         if isinstance(result, Rejected):
             self._edge.reject(exchange, result)
             return
-        exchange.respond(200, [JSON_TYPE], result)
+        exchange.respond(200, JSON_LINE, result)
         client, exchange.client = exchange.client, None
         if client is not None:
             client.finished(close=not exchange.kept_alive)
@@ -199,7 +199,7 @@ class Intake:
             return
         answer, code = failure.answer, failure.code
         if answer is not None:
-            exchange.respond(answer.status, answer.headers, answer.body)
+            exchange.respond(answer.status, answer.lines, answer.body)
             code = ErrorCode.WORKER_ERROR
         else:
             exchange.respond_error(code, failure.detail, None, None)

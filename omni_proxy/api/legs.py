@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Raw
 
 from omni_proxy.api.exchange import Answer, Exchange
-from omni_proxy.api.http_out import passed_on
 from omni_proxy.api.sse import abandons
 from omni_proxy.api.timing import HANDOFF, QUEUE
 from omni_proxy.messages import Event, Failure, FailureKind, Lease, LegFailed, LegSent, PrefillDone, Usage
+from omni_proxy.workers.answer import Head
 from omni_proxy.workers.connectors.answers import GarbageAnswer, PrefillAnswer
 from omni_proxy.workers.connectors.base import Connector
-from omni_proxy.workers.http import Headers, Ticket
+from omni_proxy.workers.http import Ticket
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -37,7 +37,7 @@ class Leg(ABC):
         "_post",
         "_size",
         "exchange",
-        "headers",
+        "head",
         "last_sign",
         "lease",
         "loop",
@@ -58,7 +58,8 @@ class Leg(ABC):
         """Has its worker end the request; None: closing the connection does."""
         self.status = 0
         """The worker's status; 0: its answer has not begun."""
-        self.headers: Headers = []
+        self.head: Head | None = None
+        """None: its answer has not begun."""
         self.last_sign = loop.time()
         self._post = post
         self._body: list[bytes] = []
@@ -67,10 +68,10 @@ class Leg(ABC):
     def on_sent(self) -> None:
         self._post(LegSent(self.lease))
 
-    def on_head(self, status: int, headers: Headers) -> None:
+    def on_head(self, head: Head) -> None:
         self.last_sign = self.loop.time()
-        self.status = status
-        self.headers = headers
+        self.status = head.status
+        self.head = head
 
     def on_data(self, data: bytes) -> None:
         self.last_sign = self.loop.time()
@@ -136,6 +137,10 @@ class Leg(ABC):
     def _garbage(self, detail: str) -> None:
         self._ended(LegFailed(self.lease, Failure(FailureKind.GARBAGE, detail, self.status, answered=True)))
 
+    def _lines(self) -> bytes:
+        """What the client gets of the answer's head."""
+        return b"" if self.head is None else self.head.lines
+
     def _body_bytes(self) -> bytes:
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
 
@@ -144,7 +149,7 @@ class Leg(ABC):
             # Redirects name internal addresses, and nothing else below 400 is an answer.
             self._garbage(f"status {self.status}")
             return
-        answer = Answer(self.status, passed_on(self.headers), self._body_bytes())
+        answer = Answer(self.status, self._lines(), self._body_bytes())
         self.exchange.answers[self.lease.attempt] = answer
         detail = f"status {self.status}"
         if self.status == 503 and abandons(answer.body):

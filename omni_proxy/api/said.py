@@ -9,8 +9,8 @@ import hashlib
 from typing import Final
 
 from omni_proxy.access.gate import CREDENTIALS
-from omni_proxy.api.http_out import HOP_BY_HOP
 from omni_proxy.api.timing import asks_for_timing
+from omni_proxy.workers.head import HOP_BY_HOP
 
 _STAYS_HERE: Final = HOP_BY_HOP | {
     b"host",

@@ -32,15 +32,16 @@ class Timing:
         """A span begins, and the one before it ends."""
         self._marks.append((name, time.monotonic()))
 
-    def header(self) -> tuple[bytes, bytes]:
-        """The response header by now; spans of one name are summed."""
+    def line(self) -> bytes:
+        """The response's header line by now; spans of one name are summed."""
         now = time.monotonic()
         ends = [at for _, at in self._marks[1:]]
         spans: dict[str, float] = {}
         for (name, begin), end in zip(self._marks, [*ends, now], strict=True):
             spans[name] = spans.get(name, 0.0) + end - begin
         spans["total"] = now - self._began
-        return b"x-omni-timing", ", ".join([f"{name};dur={s * 1e3:.3f}" for name, s in spans.items()]).encode()
+        told = ", ".join([f"{name};dur={s * 1e3:.3f}" for name, s in spans.items()])
+        return b"x-omni-timing: %b\r\n" % told.encode()
 
 
 def asks_for_timing(forward: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from omni_proxy.workers.head import DIFFER, read_line
+from omni_proxy.workers.head import DIFFER, LENGTH, Header, passed_on, read_line
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest answer head that is read; more is garbage. The same goes for a line of chunk size, and for trailers."""
@@ -22,7 +22,9 @@ _MAX_REMEMBERED: Final = 1 << 10
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _EXTENSION: Final = rf'{_TOKEN}(?:=(?:{_TOKEN}|"[^"\\\x00-\x1f\x7f]*"))?'
 _EXTENSIONS: Final = re.compile(f"{_EXTENSION}(?:;{_EXTENSION})*".encode())
+_REASON: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _BODYLESS: Final[tuple[int, ...]] = (204, 304)
+_STREAM_HEADERS: Final = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 # Where the reader is.
 _HEAD: Final = 0
@@ -39,14 +41,32 @@ class BadAnswer(Exception):
     """It is not HTTP/1.1, or says two things at once."""
 
 
-class _Head:
-    """What the head of an answer says. Headers are shared by all answers with this head."""
+class Head:
+    """What the head of an answer says. Shared by all answers with this head, whatever their length."""
 
-    __slots__ = ("headers", "keep", "left", "state", "status")
+    __slots__ = (
+        "_lines",
+        "_stream_lines",
+        "begin",
+        "content_type",
+        "end",
+        "headers",
+        "keep",
+        "left",
+        "state",
+        "status",
+    )
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], keep: bool, length: int, chunked: bool) -> None:
-        self.status = status
-        self.headers = headers
+    def __init__(
+        self, status: int, headers: list[Header], keep: bool, length: int, chunked: bool, begin: bytes, end: bytes
+    ) -> None:
+        self.status: Final = status
+        self.headers: Final = headers
+        """All but the length."""
+        self.begin: Final = begin
+        """Its bytes up to the digits of the length, where there is one; empty: it is not to be remembered."""
+        self.end: Final = end
+        """Its bytes behind these digits; empty where there are none."""
         self.left = 0
         self.state = _UNTIL_EOF
         if status in _BODYLESS or length == 0:
@@ -56,18 +76,41 @@ class _Head:
         elif length > 0:
             self.state, self.left = _LENGTH, length
         self.keep = keep and self.state != _UNTIL_EOF
+        self.content_type = b""
+        for name, value in reversed(headers):
+            if name == b"content-type":
+                self.content_type = value
+        self._lines: bytes | None = None
+        self._stream_lines: bytes | None = None
+
+    @property
+    def lines(self) -> bytes:
+        """What a client gets of it, as header lines."""
+        if self._lines is None:
+            self._lines = b"".join([b"%b: %b\r\n" % header for header in passed_on(self.headers)])
+        return self._lines
+
+    @property
+    def stream_lines(self) -> bytes:
+        """The same for a stream: nobody keeps a copy of one, and nobody waits for more of it to pass it on."""
+        if self._stream_lines is None:
+            kept = [header for header in passed_on(self.headers) if header[0] != b"cache-control"]
+            self._stream_lines = b"".join([b"%b: %b\r\n" % header for header in [*kept, *_STREAM_HEADERS]])
+        return self._stream_lines
 
 
-_heads: Final[dict[bytes, _Head]] = {}
-"""Heads that were read before: a worker writes the same again and again, but for the length. Bounded."""
+_heads: Final[dict[bytes, Head]] = {}
+"""Heads that were read before, by their bytes. Bounded."""
 
 
 class AnswerReader:
     """One answer; `reset` makes it ready for the next on the same connection."""
 
-    __slots__ = ("_left", "_rest", "_state", "excess", "framed", "headers", "keep", "status")
+    __slots__ = ("_left", "_rest", "_state", "excess", "framed", "head", "keep", "status")
 
     def __init__(self) -> None:
+        self.head: Head | None = None
+        """Of this answer, where there is a status; else of the one before, which it is likely to repeat."""
         self.reset()
 
     def reset(self) -> None:
@@ -78,7 +121,6 @@ class AnswerReader:
         self._left = 0
         self.status = 0
         """0 until the head of the final answer has come."""
-        self.headers: list[tuple[bytes, bytes]] = []
         self.keep = False
         """May the connection carry another request?"""
         self.framed = b""
@@ -118,6 +160,9 @@ class AnswerReader:
 
     def _read_head(self, data: bytes) -> bytes:
         """Look for the head's end; return what is behind it."""
+        at = self._like_before(data)
+        if at:
+            return data[at:]
         while True:
             if data[: len(_START)] != _START[: len(data)]:
                 raise BadAnswer("no status line")
@@ -132,13 +177,35 @@ class AnswerReader:
             whole, data = data[:end], data[end + 4 :]
             head = _heads.get(whole) or _understand(whole)
             if head.status >= 200:
-                self.status, self.headers, self.keep = head.status, head.headers, head.keep
+                self.status, self.keep, self.head = head.status, head.keep, head
                 self._state, self._left = head.state, head.left
                 return data
             if head.status == 101:
                 raise BadAnswer("switches to another protocol")
             if not data:
                 return data
+
+    def _like_before(self, data: bytes) -> int:
+        """Where the body begins behind a head that differs from the one before in its length only; 0: it does not."""
+        head = self.head
+        if head is None or not head.begin:
+            return 0
+        at = len(head.begin)
+        if data[:at] != head.begin:
+            return 0
+        state, length = head.state, 0
+        if head.end:
+            first = at
+            while at < len(data) and 48 <= data[at] <= 57 and at - first < _MAX_DIGITS:
+                length = length * 10 + data[at] - 48
+                at += 1
+            end = at + len(head.end)
+            if at == first or data[at:end] != head.end:
+                return 0
+            at, state = end, _LENGTH if length else _COMPLETE
+        self.status, self.keep = head.status, head.keep
+        self._state, self._left = state, length
+        return at
 
     # ------------------------------------------------------------------------ body
 
@@ -212,15 +279,16 @@ class AnswerReader:
             self._state = _COMPLETE
 
 
-def _understand(whole: bytes) -> _Head:
+def _understand(whole: bytes) -> Head:
     """What a head says. Raises BadAnswer."""
     lines = whole.split(b"\r\n")
     status = _status(lines[0])
     if status < 200:
-        return _Head(status, [], True, 0, False)
-    headers: list[tuple[bytes, bytes]] = []
-    length, chunked, repeats = -1, False, True
+        return Head(status, [], True, 0, False, b"", b"")
+    headers: list[Header] = []
+    length, chunked, repeats = -1, False, len(whole) <= _MAX_REMEMBERED
     keep = lines[0][7:8] == b"1"
+    begin, end, at = whole + b"\r\n\r\n", b"", len(lines[0]) + 2
     for line in lines[1:]:
         header = read_line(line)
         if header is None:
@@ -230,6 +298,8 @@ def _understand(whole: bytes) -> _Head:
             if length >= 0 or not value.isdigit() or len(value) > _MAX_DIGITS:
                 raise BadAnswer("content-length")
             length = int(value)
+            repeats = repeats and line[:16] in LENGTH and line[16:] == value and status not in _BODYLESS
+            begin, end = begin[: at + 16], begin[at + len(line) :]
         elif name == b"transfer-encoding":
             if chunked or value.lower() != b"chunked":
                 raise BadAnswer("transfer-encoding")
@@ -239,11 +309,15 @@ def _understand(whole: bytes) -> _Head:
             keep = b"close" not in options and (keep or b"keep-alive" in options)
         elif name in DIFFER:
             repeats = False
-        headers.append(header)
+        if name != b"content-length":
+            headers.append(header)
+        at += len(line) + 2
     if chunked and length >= 0:
         raise BadAnswer("both content-length and transfer-encoding")
-    head = _Head(status, headers, keep, length, chunked)
-    if repeats and len(whole) <= _MAX_REMEMBERED:
+    if not repeats:
+        begin = b""
+    head = Head(status, headers, keep, length, chunked, begin, end)
+    if repeats:
         if len(_heads) >= _MAX_HEADS:
             _heads.clear()
         _heads[whole] = head
@@ -256,7 +330,7 @@ def _status(line: bytes) -> int:
     if line[7:9] not in (b"1 ", b"0 ") or not digits.isdigit() or len(digits) < 3 or line[12:13] not in (b"", b" "):
         raise BadAnswer("status line")
     status = int(digits)
-    if status < 100:
+    if status < 100 or _REASON.fullmatch(line, 12) is None:
         raise BadAnswer("status line")
     return status
 

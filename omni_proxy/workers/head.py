@@ -8,9 +8,24 @@ from typing import Final
 Header = tuple[bytes, bytes]
 
 _LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([\t\x20-\x7e\x80-\xff]*+)")
-_LENGTH: Final[tuple[bytes, ...]] = (b"content-length: ", b"Content-Length: ")
+LENGTH: Final[tuple[bytes, ...]] = (b"content-length: ", b"Content-Length: ")
+"""How nearly everybody writes it."""
 _MAX_LINES: Final = 1024
 _MAX_LINE: Final = 160
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_OURS: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"x-request-id", b"x-accel-buffering"}
 SECRETS: Final = frozenset({b"authorization", b"cookie", b"set-cookie"})
 DIFFER: Final = frozenset({b"content-length", b"x-request-id", b"traceparent"}) | SECRETS
 """Differ from request to request, or are secrets: not worth remembering, or better forgotten."""
@@ -24,7 +39,7 @@ def read_line(line: bytes) -> Header | None:
     if known is not None:
         return known
     value = line[16:]
-    if line[:16] in _LENGTH and value.isdigit():
+    if line[:16] in LENGTH and value.isdigit():
         return b"content-length", value
     found = _LINE.fullmatch(line)
     if found is None:
@@ -36,3 +51,13 @@ def read_line(line: bytes) -> Header | None:
             _lines.clear()
         _lines[line] = header
     return header
+
+
+def passed_on(headers: list[Header]) -> list[Header]:
+    """The headers of a worker's answer that a client gets; those about one connection stay here.
+
+    What a `connection` header lists is hop-by-hop too (RFC 9110, 7.6.1).
+    """
+    kept = [(name, value) for name, value in headers if name not in _OURS]
+    listed = {t.strip().lower() for name, value in headers if name == b"connection" for t in value.split(b",")}
+    return kept if listed <= HOP_BY_HOP | {b"close", b""} else [(n, v) for n, v in kept if n not in listed]

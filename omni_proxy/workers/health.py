@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from omni_proxy.messages import Failure
 from omni_proxy.tls import ClientFiles, ClientTls, TlsError
-from omni_proxy.workers.http import Headers, Ticket, WorkerPool
+from omni_proxy.workers.answer import Head
+from omni_proxy.workers.http import Ticket, WorkerPool
 
 _IDLE_S: Final = 4.0
 """Shorter than engines keep idle connections."""
@@ -30,8 +31,8 @@ class _Answer:
     def on_sent(self) -> None:
         return
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        self._status = status
+    def on_head(self, head: Head) -> None:
+        self._status = head.status
 
     def on_data(self, data: bytes) -> None:
         return

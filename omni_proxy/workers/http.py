@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from omni_proxy.messages import Failure, FailureKind
 from omni_proxy.tls import ClientTls
-from omni_proxy.workers.answer import AnswerReader, BadAnswer
+from omni_proxy.workers.answer import AnswerReader, BadAnswer, Head
 
 if TYPE_CHECKING:
     from omni_proxy.relay.pump import Passage
-
-Headers = list[tuple[bytes, bytes]]
 
 FAIR_BYTES: Final = 32 << 10
 """A read of this size says that the worker sends faster than we relay."""
@@ -31,7 +29,7 @@ class Handler(Protocol):
     def on_sent(self) -> None:
         """The whole request was handed to the connection."""
 
-    def on_head(self, status: int, headers: Headers) -> None: ...
+    def on_head(self, head: Head) -> None: ...
 
     def on_data(self, data: bytes) -> None: ...
 
@@ -204,9 +202,9 @@ class WorkerConnection:
             reader.feed(data, bodies)
         except BadAnswer as exc:
             fault = f"not HTTP/1.1 ({exc})"
-        if not self.told and reader.status:
+        if not self.told and reader.status and reader.head is not None:
             self.told = True
-            ticket.handler.on_head(reader.status, reader.headers)
+            ticket.handler.on_head(reader.head)
         if bodies and not ticket.done:
             ticket.handler.on_data(bodies[0] if len(bodies) == 1 else b"".join(bodies))
         if len(data) >= FAIR_BYTES:

@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 
 from omni_proxy.messages import Failure
 from omni_proxy.tls import ClientTls, TlsError
+from omni_proxy.workers.answer import Head
 from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.connectors.pair import Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
-from omni_proxy.workers.http import Headers, WorkerPool
+from omni_proxy.workers.http import WorkerPool
 from omni_proxy.workers.member import Member
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class _Discard:
     def on_sent(self) -> None:
         return
 
-    def on_head(self, status: int, headers: Headers) -> None:
+    def on_head(self, head: Head) -> None:
         return
 
     def on_data(self, data: bytes) -> None:

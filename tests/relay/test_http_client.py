@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_proxy.messages import Failure, FailureKind
+from omni_proxy.workers.answer import Head
 from omni_proxy.workers.http import Ticket, WorkerConnection, WorkerPool
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
@@ -55,10 +56,10 @@ class Heard:
     def on_sent(self) -> None:
         self.sent += 1
 
-    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def on_head(self, head: Head) -> None:
         assert self.status == 0
-        self.status = status
-        self.headers = headers
+        self.status = head.status
+        self.headers = head.headers
 
     def on_data(self, data: bytes) -> None:
         assert self.status
