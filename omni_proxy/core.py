@@ -19,7 +19,16 @@ from omni_proxy.flow.handoffs import await_decode, drop_stale
 from omni_proxy.flow.membership import members_changed, what_is_missing
 from omni_proxy.flow.prewarming import PrewarmCounts, Prewarming
 from omni_proxy.flow.settings import CoreSettings, settings_from
-from omni_proxy.lifecycle.enums import AGGREGATED, ON_COMPLETED, ON_MATCH, ON_PREFILL_DONE, PARALLEL, PREWARM_LEG
+from omni_proxy.lifecycle.enums import (
+    AGGREGATED,
+    DECODE_LEG,
+    ON_COMPLETED,
+    ON_MATCH,
+    ON_PREFILL_DONE,
+    PARALLEL,
+    PREFILL_LEG,
+    PREWARM_LEG,
+)
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
@@ -146,7 +155,8 @@ class Core:
             case Tick():
                 self._tick(now)
             case BlocksStored() | BlocksRemoved() | CacheCleared():
-                board.learner.heard(event)
+                if board.learner is not None:
+                    board.learner.heard(event)
             case _:
                 assert_never(event)
 
@@ -288,7 +298,7 @@ class Core:
     def _prefill_done(self, event: PrefillDone, now: float) -> None:
         board = self._board
         request = board.current(event.lease)
-        if request is None or event.lease != request.prefill_lease:
+        if request is None or event.lease.leg is not PREFILL_LEG:
             return
         board.runs(request, event.lease, now)
         worker = board.ledger.holder(event.lease)
@@ -326,7 +336,7 @@ class Core:
     def _first_token(self, lease: Lease, now: float) -> None:
         board = self._board
         request = board.current(lease)
-        if request is None or lease != request.decode_lease or request.answering:
+        if request is None or lease.leg is not DECODE_LEG or request.answering:
             return
         request.answering = True
         if request.first_token_at is None:
@@ -340,7 +350,7 @@ class Core:
     def _decode_done(self, event: DecodeDone, now: float) -> None:
         board = self._board
         request = board.current(event.lease)
-        if request is None or event.lease != request.decode_lease:
+        if request is None or event.lease.leg is not DECODE_LEG:
             return
         board.runs(request, event.lease, now)
         board.ledger.succeeded(board.ledger.holder(event.lease))

@@ -42,8 +42,8 @@ class Driver:
 
     def __init__(self, core: Core, watchers: Sequence[Watcher], observers: Sequence[Observer] = ()) -> None:
         self.core = core
-        self._watchers = watchers
-        self._observers = observers
+        self._tell_ends = [watcher.closed for watcher in watchers]
+        self._observers = list(observers)
         self._watched: dict[type, list[Watcher]] = {}
         for watcher in watchers:
             for kind in watcher.watches:
@@ -65,11 +65,12 @@ class Driver:
 
     def post(self, event: Event) -> None:
         """Bring an event in; its effects have been started when this returns, unless another event is at work."""
-        self._inbox.append(event)
         if self._busy:
+            self._inbox.append(event)
             return
         self._busy = True
         try:
+            self._step(event)
             while self._inbox:
                 self._step(self._inbox.popleft())
         finally:
@@ -98,8 +99,8 @@ class Driver:
             observe(now, event, effects)
         for effect in effects:
             if type(effect) is Close:
-                for watcher in self._watchers:
-                    watcher.closed(effect.record, now)
+                for tell in self._tell_ends:
+                    tell(effect.record, now)
             try:
                 self._perform(effect)
             except Exception:

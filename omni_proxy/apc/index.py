@@ -52,28 +52,6 @@ class NoIndex:
         return {}
 
 
-class NoLearner:
-    """Nobody wants to know."""
-
-    def member(self, worker: WorkerSpec) -> None:
-        pass
-
-    def lost(self, name: str, removed: bool) -> None:
-        pass
-
-    def heard(self, event: BlocksStored | BlocksRemoved | CacheCleared) -> None:
-        pass
-
-    def granted(self, lease: Lease, keys: Sequence[int], now: float) -> int | None:
-        return None
-
-    def answered(self, lease: Lease, predicted_tokens: int | None, reported_tokens: int | None, now: float) -> None:
-        pass
-
-    def dropped(self, lease: Lease) -> None:
-        pass
-
-
 class Tier(IntEnum):
     """Where a worker keeps a block, nearest first."""
 

@@ -12,11 +12,12 @@ from typing import Final
 
 from omni_proxy.apc.caches import Caches
 from omni_proxy.apc.homes import Homes
-from omni_proxy.apc.index import CacheLearner, NoIndex, NoLearner, PrefixIndex
+from omni_proxy.apc.index import CacheLearner, NoIndex, PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
 from omni_proxy.flow.settings import CoreSettings
 from omni_proxy.lifecycle.enums import (
     AGGREGATED,
+    DECODE_LEG,
     DECODE_SCHEDULED,
     DECODE_WAITING,
     ON_COMPLETED,
@@ -60,7 +61,8 @@ class Board:
         caches = Caches() if settings.prefix_aware and index is None else None
         self.caches: Final = caches
         self.index: PrefixIndex = index if index is not None else caches or NoIndex()
-        self.learner: CacheLearner = caches or NoLearner()
+        self.learner: CacheLearner | None = caches
+        """Who wants to know what caches should hold; None where nobody does."""
         self.homes = Homes() if settings.prefix_aware else None
         self.ledger = Ledger(settings.max_fails, settings.fail_timeout_s, Random(settings.seed))
         self.pools = Pools(self.ledger, settings.schedule_mode, settings.scheduling.model_modes)
@@ -72,9 +74,10 @@ class Board:
     def current(self, lease: Lease) -> Request | None:
         """The request that holds this very lease; None for a message of an earlier attempt or an ended request."""
         request = self.requests.get(lease.rid)
-        if request is None or lease not in (request.prefill_lease, request.decode_lease):
+        if request is None:
             return None
-        return request
+        held = request.decode_lease if lease.leg is DECODE_LEG else request.prefill_lease
+        return request if held is lease or held == lease else None
 
     def enqueue(self, request: Request, now: float, retry: bool = False, deadline: float | None = None) -> None:
         """Line up a request that has nothing, where the mode of its pool says; a retry goes first."""
@@ -147,22 +150,23 @@ class Board:
 
     def _learn_grant(self, request: Request, lease: Lease, computes: bool, now: float) -> None:
         """The prompt's blocks will be on a worker; note what the one that computes them should find of them."""
-        expected = self.learner.granted(lease, request.block_keys, now)
+        expected = None if self.learner is None else self.learner.granted(lease, request.block_keys, now)
         if computes and request.block_keys:
             expected = request.cached.get(lease.worker, 0) if expected is None else expected
             request.predicted_tokens = min(expected, request.prompt_tokens - 1)
 
     def learn_answer(self, request: Request, lease: Lease, usage: Usage, computed: bool, now: float) -> None:
         """A worker said what it found cached. `computed`: of a prompt that it was to compute itself."""
-        predicted = request.predicted_tokens if computed else None
-        self.learner.answered(lease, predicted, usage.cached_tokens, now)
+        if self.learner is not None:
+            predicted = request.predicted_tokens if computed else None
+            self.learner.answered(lease, predicted, usage.cached_tokens, now)
 
     def runs(self, request: Request, lease: Lease, now: float) -> None:
         """A leg is running; an answer says so too, where it overtook `LegSent` or there was none."""
         if request.prefill_stage is not None and lease == request.prefill_lease:
             if request.prefill_stage is PREFILL_SCHEDULED:
                 request.move_prefill(ON_SENT, now)
-        elif request.stage in (PREFILL_SCHEDULED, DECODE_SCHEDULED):
+        elif request.stage is PREFILL_SCHEDULED or request.stage is DECODE_SCHEDULED:
             request.move(ON_SENT, now)
 
     def give_up_kv(self, request: Request, now: float) -> None:
@@ -219,7 +223,8 @@ class Board:
         for lease in live_leases(request):
             self.planner.learning.dropped(lease, self.now)
             self.ledger.release(lease)
-            self.learner.dropped(lease)
+            if self.learner is not None:
+                self.learner.dropped(lease)
             if lease != keep:
                 self.effects.append(Abort(lease))
         request.prefill_lease = request.decode_lease = None

@@ -17,18 +17,22 @@ def members_changed(board: Board, event: MemberEvent, now: float) -> None:
     match event:
         case WorkerAdded(spec):
             board.ledger.add(spec)
-            board.learner.member(spec)
+            if board.learner is not None:
+                board.learner.member(spec)
         case WorkerUp(spec):
             board.ledger.put(spec, now)
-            board.learner.member(spec)
+            if board.learner is not None:
+                board.learner.member(spec)
         case WorkerDown(name, reason):
             board.ledger.down(name, reason)
-            board.learner.lost(name, removed=False)
+            if board.learner is not None:
+                board.learner.lost(name, removed=False)
         case WorkerDraining(name):
             board.ledger.drain(name)
         case WorkerRemoved(name):
             board.ledger.remove(name)
-            board.learner.lost(name, removed=True)
+            if board.learner is not None:
+                board.learner.lost(name, removed=True)
         case _:
             assert_never(event)
     board.planner.members_changed()

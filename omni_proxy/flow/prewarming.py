@@ -89,7 +89,9 @@ class _Running:
 class Prewarming:
     """All that is foreseen, waits for an idle worker, or is computed ahead."""
 
-    def __init__(self, settings: PrewarmSettings, ledger: Ledger, index: PrefixIndex, learner: CacheLearner) -> None:
+    def __init__(
+        self, settings: PrewarmSettings, ledger: Ledger, index: PrefixIndex, learner: CacheLearner | None
+    ) -> None:
         self.counts: Final = PrewarmCounts()
         self._ledger = ledger
         self._index = index
@@ -176,8 +178,9 @@ class Prewarming:
         candidate, conversation = running.candidate, running.candidate.conversation
         self.counts.finished += 1
         conversation.worker, conversation.tokens = lease.worker, running.uncached
-        self._learner.granted(lease, candidate.keys, now)
-        self._learner.answered(lease, None, usage.cached_tokens, now)
+        if self._learner is not None:
+            self._learner.granted(lease, candidate.keys, now)
+            self._learner.answered(lease, None, usage.cached_tokens, now)
 
     def failed(self, lease: Lease) -> None:
         """It was not computed; the worker is blamed for real work only."""

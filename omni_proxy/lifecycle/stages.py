@@ -84,6 +84,10 @@ TRANSITIONS: Final[Mapping[Stage, Mapping[On, Stage]]] = {
 }
 
 
+_MOVES: Final[list[dict[On, Stage]]] = [dict(TRANSITIONS[stage]) for stage in Stage]
+"""The same, as compiled code reads it fastest."""
+
+
 class IllegalTransition(Exception):
     """A move that the table does not have: a fault of ours, never of a client or a worker."""
 
@@ -95,7 +99,8 @@ class IllegalTransition(Exception):
 
 def advance(stage: Stage, on: On) -> Stage:
     """The stage after a move. Raises IllegalTransition; changes nothing."""
-    try:
-        return TRANSITIONS[stage][on]
-    except KeyError:
-        raise IllegalTransition(stage, on) from None
+    place: int = stage
+    after = _MOVES[place].get(on)
+    if after is None:
+        raise IllegalTransition(stage, on)
+    return after

@@ -6,8 +6,10 @@ from omni_proxy.lifecycle.enums import DECODE_LEG, DECODE_WAITING, FINISHED, PAR
 from omni_proxy.messages import Leg, RequestRecord, Stage
 
 
-def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
-    """(stage, begin, end) of every visit, in order of begin; `now` ends the visits that are still open.
+def visit_ends(record: RequestRecord, now: float) -> list[float]:
+    """When each visit to a stage ended, in the order of the marks; `now` ends those that are still open.
+
+    The mark of the end begins no visit: where there is one, it is the last and has no entry here.
 
     A visit lasts until the next mark of its own track. In parallel mode the marks of two tracks interleave between the
     grant and the end or the retry, which are marks of both; P's last visit ends where P answered:
@@ -15,15 +17,26 @@ def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, f
         P  PREFILL_WAITING ─┬─ PREFILL_SCHEDULED ─ PREFILL_RUNNING ─┤ prefill_done_at
         D                   └─ DECODE_SCHEDULED ── DECODE_RUNNING ──────────┤ FINISHED, or PREFILL_WAITING again
     """
-    if record.mode is not PARALLEL:
-        return _one_track(record, now)
-    open_end = record.ended_at if record.ended_at is not None else now
-    spans: list[tuple[Stage, float, float]] = []
-    for index, (stage, at, _) in enumerate(record.marks):
-        if stage is not FINISHED:
+    marks = record.marks
+    ended = marks[-1][0] is FINISHED
+    ends: list[float] = []
+    if record.mode is PARALLEL:
+        open_end = marks[-1][1] if ended else now
+        for index in range(len(marks) - ended):
             end = _end_of_visit(record, index)
-            spans.append((stage, at, open_end if end is None else end))
-    return spans
+            ends.append(open_end if end is None else end)
+        return ends
+    for index in range(1, len(marks)):
+        ends.append(marks[index][1])
+    if not ended:
+        ends.append(now)
+    return ends
+
+
+def stage_spans(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
+    """(stage, begin, end) of every visit, in order of begin; `now` ends the visits that are still open."""
+    ends = visit_ends(record, now)
+    return [(stage, at, end) for (stage, at, _), end in zip(record.marks, ends, strict=False)]
 
 
 def stage_seconds(record: RequestRecord, now: float) -> dict[Stage, float]:
@@ -32,19 +45,6 @@ def stage_seconds(record: RequestRecord, now: float) -> dict[Stage, float]:
     for stage, begin, end in stage_spans(record, now):
         total[stage] = total.get(stage, 0.0) + (end - begin)
     return total
-
-
-def _one_track(record: RequestRecord, now: float) -> list[tuple[Stage, float, float]]:
-    """Without a second track each visit ends where the next one begins."""
-    marks = record.marks
-    spans: list[tuple[Stage, float, float]] = []
-    visited, begin, _ = marks[0]
-    for stage, at, _ in marks[1:]:
-        spans.append((visited, begin, at))
-        visited, begin = stage, at
-    if visited is not FINISHED:
-        spans.append((visited, begin, now))
-    return spans
 
 
 def _end_of_visit(record: RequestRecord, index: int) -> float | None:

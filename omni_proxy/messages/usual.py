@@ -33,7 +33,7 @@ class Lease:
         self.leg = leg
 
     def __hash__(self) -> int:
-        return hash(self.rid) ^ self.attempt
+        return hash(self.rid)  # two of a request are rarely out: not worth arithmetic on large integers
 
     def __eq__(self, other: object) -> bool:
         if self is other:

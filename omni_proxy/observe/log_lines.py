@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from omni_proxy.lifecycle.enums import FINISHED
-from omni_proxy.lifecycle.timeline import stage_spans
+from omni_proxy.lifecycle.timeline import visit_ends
 from omni_proxy.messages import Leg, RequestRecord, Stage
 from omni_proxy.observe.log_shape import Line, Refused
 
@@ -51,7 +51,7 @@ def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: fl
     `record` is None where the core never heard of the request (without an error: it was answered here), and has no
     marks where its scheduler died.
     """
-    at, request = _rounded(wall, 1e3), ending.method + " " + ending.path
+    at, request = _rounded(wall, 1e3), f"{ending.method} {ending.path}"
     if record is None:
         outcome = "completed" if ending.error is None else "rejected"
         return _encode(
@@ -59,15 +59,8 @@ def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: fl
                 at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error, outcome
             )
         )
-    marks, first, encode_s = record.marks, record.first_token_at, record.encode_s
-    if not marks:
-        ttft, times = None, []
-    else:
-        begin = marks[0][1]
-        stage, ended_at, _ = marks[-1]
-        ttft = None if first is None else _rounded(first - begin, 1e6)
-        times = _stage_times(record, now)
-        times[0] = _rounded((ended_at if stage is FINISHED else now) - begin, 1e6)
+    first, encode_s, times = record.first_token_at, record.encode_s, _times(record, now)
+    ttft = None if first is None or not record.marks else _rounded(first - record.marks[0][1], 1e6)
     return _encode(
         Line(
             at,
@@ -89,19 +82,34 @@ def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: fl
             len(record.resumes),
             ttft,
             _UNSET if encode_s is None else _rounded(encode_s, 1e6),
-            *times,
+            times[0],
+            times[1],
+            times[2],
+            times[3],
+            times[4],
+            times[5],
+            times[6],
+            times[7],
+            times[8],
+            times[9],
         )
     )
 
 
-def _stage_times(record: RequestRecord, now: float) -> list[Any]:
-    """The time in each stage, behind a place for the whole."""
+def _times(record: RequestRecord, now: float) -> list[Any]:
+    """The whole time, then that in each stage, all visits summed; unset is what there was not."""
     times: list[Any] = [_UNSET] * _TIMES
-    for stage, start, end in stage_spans(record, now):
-        place: int = stage + 1
-        before = times[place]
-        spent = _rounded(end - start, 1e6)
-        times[place] = spent if before is _UNSET else before + spent
+    marks = record.marks
+    if not marks:
+        return times
+    for index, end in enumerate(visit_ends(record, now)):
+        stage, begin, _ = marks[index]
+        place: int = stage
+        before = times[place + 1]
+        spent = _rounded(end - begin, 1e6)
+        times[place + 1] = spent if before is _UNSET else before + spent
+    last, ended_at, _ = marks[-1]
+    times[0] = _rounded((ended_at if last is FINISHED else now) - marks[0][1], 1e6)
     return times
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from omni_proxy.messages import Stage
 from omni_proxy.observe.tallies import Histogram, Tallies
 from omni_proxy.scheduler.load import WorkerLoad
 
@@ -42,7 +43,7 @@ class Metrics(Collector):
 
     def _request_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("omni_requests", "Ended requests.", labels=("endpoint", "outcome", "error"))
-        for key, count in sorted(self._tallies.requests.items()):
+        for key, count in sorted(self._tallies.requests().items()):
             requests.add_metric(key, count)
         yield requests
         waiting, waiting_tokens = self._live.waiting()
@@ -50,8 +51,9 @@ class Metrics(Collector):
         yield GaugeMetricFamily("omni_queue_requests", "Requests that wait for a worker.", value=waiting)
         yield GaugeMetricFamily("omni_queue_tokens", "Prompt tokens that wait for a worker.", value=waiting_tokens)
         tokens = CounterMetricFamily("omni_tokens", "Tokens of completed requests.", labels=("kind",))
-        for kind, count in self._tallies.tokens.items():
-            tokens.add_metric((kind,), count)
+        tokens.add_metric(("prompt",), self._tallies.prompt_tokens)
+        tokens.add_metric(("cached",), self._tallies.cached_tokens)
+        tokens.add_metric(("generated",), self._tallies.generated_tokens)
         yield tokens
 
     def _latency_families(self) -> Iterator[Metric]:
@@ -60,7 +62,7 @@ class Metrics(Collector):
             "Time spent in each stage; a stage that was skipped is not counted.",
             labels=("stage",),
         )
-        for stage, histogram in self._tallies.stages.items():
+        for stage, histogram in zip(Stage, self._tallies.stages, strict=True):
             if any(histogram.counts):
                 _add(stages, histogram, (stage.name.lower(),))
         yield stages
@@ -91,8 +93,8 @@ class Metrics(Collector):
         handoffs = CounterMetricFamily(
             "omni_handoffs", "Prefills that gave KV parameters (done) or none (missed).", labels=("result",)
         )
-        for result, count in self._tallies.handoffs.items():
-            handoffs.add_metric((result,), count)
+        handoffs.add_metric(("done",), self._tallies.handoffs_done)
+        handoffs.add_metric(("missed",), self._tallies.handoffs_missed)
         yield handoffs
         text = "Prompt tokens whose KV went from P to D."
         yield CounterMetricFamily("omni_handoff_tokens", text, value=self._tallies.handoff_tokens)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omni_proxy.lifecycle.enums import AGGREGATED, COMPLETED, PREFILL_LEG, PREFILL_SCHEDULED
-from omni_proxy.lifecycle.timeline import stage_spans
+from omni_proxy.lifecycle.timeline import visit_ends
 from omni_proxy.messages import (
     Close,
     DecodeBroke,
@@ -109,16 +109,23 @@ class Tallies:
     """All counts of one scheduler; an observer of its events."""
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[str, str, str], int] = {}
-        self.stages = {stage: Histogram(SECONDS) for stage in Stage}
+        self.completed: dict[str, int] = {}
+        """Requests that ended well, by endpoint."""
+        self.others: dict[tuple[str, str, str], int] = {}
+        """The others, by endpoint, outcome and error."""
+        self.stages = [Histogram(SECONDS) for _ in Stage]
+        """By stage, in their order."""
         self.ttft = Histogram(SECONDS)
         self.tpot = Histogram(TOKEN_SECONDS)
         self.e2e = Histogram(SECONDS)
         self.encode = Histogram(SECONDS)
         self.ttft_predicted = Histogram(RATIOS)
-        self.tokens = {"prompt": 0, "cached": 0, "generated": 0}
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
         self.leg_failures: dict[tuple[str, str, str], int] = {}
-        self.handoffs = {"done": 0, "missed": 0}
+        self.handoffs_done = 0
+        self.handoffs_missed = 0
         self.handoff_tokens = 0
         self.retries = 0
         self.worker_retries: dict[str, int] = {}
@@ -136,7 +143,10 @@ class Tallies:
 
     def heard(self, event: Event, effects: Sequence[Effect]) -> None:
         if isinstance(event, PrefillDone):
-            self.handoffs["done" if event.handoff else "missed"] += 1
+            if event.handoff:
+                self.handoffs_done += 1
+            else:
+                self.handoffs_missed += 1
         elif isinstance(event, LegFailed):
             self._failed(event.lease, event.failure, effects)
         elif isinstance(event, DecodeBroke):
@@ -163,10 +173,17 @@ class Tallies:
         for seconds in news.tokenized_s:
             self.tokenizer.observe(seconds)
 
+    def requests(self) -> dict[tuple[str, str, str], int]:
+        """Ended requests by endpoint, outcome and error."""
+        well = {(endpoint, "completed", ""): count for endpoint, count in self.completed.items()}
+        return {**self.others, **well}
+
     def rejected_at_edge(self, endpoint: str, error: str) -> None:
         """Count a request that never reached the core."""
-        key = (endpoint, "rejected", error)
-        self.requests[key] = self.requests.get(key, 0) + 1
+        self._count_other((endpoint, "rejected", error))
+
+    def _count_other(self, key: tuple[str, str, str]) -> None:
+        self.others[key] = self.others.get(key, 0) + 1
 
     def config_reloaded(self, generation: int, failed: int) -> None:
         """Note which config is in force, the how-manieth, and how many could not be used."""
@@ -174,18 +191,20 @@ class Tallies:
 
     def closed(self, record: RequestRecord, now: float) -> None:
         outcome = record.outcome
-        # A request that ended well pays for no property of an enum.
-        key = (record.endpoint, "completed", "") if outcome is COMPLETED else _key(record)
-        self.requests[key] = self.requests.get(key, 0) + 1
-        for stage, begin, end in stage_spans(record, now):
-            self.stages[stage].observe(end - begin)
+        marks = record.marks
+        for index, end in enumerate(visit_ends(record, now)):
+            stage, begin, _ = marks[index]
+            place: int = stage
+            self.stages[place].observe(end - begin)
         encode_s, alone = record.encode_s, record.mode is AGGREGATED
         if encode_s is not None:
             self.encode.observe(encode_s)
         extra = record.attempts - (1 if alone else 2)
         if extra > 0:
             self.retries += extra
-        if outcome is COMPLETED:
+        if outcome is not COMPLETED:
+            self._count_other(_key(record))
+        else:
             self._completed(record, now)
             if extra == 0 and not alone and (done_at := record.prefill_done_at) is not None:
                 self._prefilled(record, done_at)
@@ -209,6 +228,8 @@ class Tallies:
                 return
 
     def _completed(self, record: RequestRecord, now: float) -> None:
+        endpoint = record.endpoint
+        self.completed[endpoint] = self.completed.get(endpoint, 0) + 1
         begin, first, generated = record.marks[0][1], record.first_token_at, record.completion_tokens
         self.e2e.observe(now - begin)
         if first is not None:
@@ -218,9 +239,9 @@ class Tallies:
                 self.ttft_predicted.observe((predicted - begin) / (first - begin))
             if generated is not None and generated > 1:
                 self.tpot.observe((now - first) / (generated - 1))
-        self.tokens["prompt"] += record.prompt_tokens
-        self.tokens["cached"] += record.cached_tokens or 0
-        self.tokens["generated"] += generated or 0
+        self.prompt_tokens += record.prompt_tokens
+        self.cached_tokens += record.cached_tokens or 0
+        self.generated_tokens += generated or 0
 
 
 def _key(record: RequestRecord) -> tuple[str, str, str]:

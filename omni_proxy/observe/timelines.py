@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from omni_proxy.lifecycle.timeline import stage_spans
@@ -15,9 +15,7 @@ class Timelines:
     """A bounded store of records, newest last, found by our id or the client's."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._by_external: dict[str, str] = {}
+        self._records: deque[RequestRecord] = deque(maxlen=capacity)
 
     @property
     def watches(self) -> Iterable[type]:
@@ -27,23 +25,18 @@ class Timelines:
         return
 
     def closed(self, record: RequestRecord, now: float) -> None:
-        """Keep it; the oldest has to go."""
-        if self._capacity == 0:
-            return
-        self._records[record.rid] = record
-        self._by_external[record.external_id] = record.rid
-        if len(self._records) > self._capacity:
-            _, oldest = self._records.popitem(last=False)
-            if self._by_external.get(oldest.external_id) == oldest.rid:
-                del self._by_external[oldest.external_id]
+        """Keep it; the oldest has to go. Every request comes here, and few are looked for: so there is no index."""
+        self._records.append(record)
 
     def find(self, request_id: str) -> RequestRecord | None:
         """The record of a request; of several with one client's id, the last."""
-        return self._records.get(self._by_external.get(request_id, request_id))
+        newest_first = list(reversed(self._records))
+        found = next((r for r in newest_first if r.external_id == request_id), None)
+        return found or next((r for r in newest_first if r.rid == request_id), None)
 
     def last(self, count: int) -> list[RequestRecord]:
         """The last ended requests, newest first."""
-        records = list(self._records.values())
+        records = list(self._records)
         return records[: -count - 1 : -1]
 
 

@@ -136,7 +136,7 @@ class Ledger:
 
     def is_member(self, load: WorkerLoad) -> bool:
         """False for one that was removed, even when its name has come back."""
-        return self._workers.get(load.spec.name) is load
+        return self._workers.get(load.name) is load
 
     def __iter__(self) -> Iterator[WorkerLoad]:
         """All members in the order of their names."""

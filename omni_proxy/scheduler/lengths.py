@@ -17,11 +17,13 @@ _MOST_MODELS: Final = 1000
 
 
 class _Model:
-    __slots__ = ("count", "logs", "mean")
+    __slots__ = ("count", "length", "logs", "mean")
 
     def __init__(self) -> None:
         self.count = 0
         self.mean = PRIOR_TOKENS
+        self.length = round(PRIOR_TOKENS)
+        """The mean in whole tokens."""
         prior = log(PRIOR_TOKENS)
         self.logs = [prior - 0.7, prior, prior + 0.7, prior + 1.2]
 
@@ -43,9 +45,10 @@ class Lengths:
             found = self._models[model] = _Model()
         found.count += 1
         found.mean += (tokens - found.mean) * max(0.01, 1 / found.count)
+        found.length = max(1, round(found.mean))
         value = log(tokens)
         # Steps shrink with experience but not to nothing: traffic changes.
-        step = max(_LEAST_STEP, 1.0 / found.count**0.5)
+        step = max(_LEAST_STEP, 1.0 / float(found.count) ** 0.5)
         for place, quantile in enumerate(_QUANTILES):
             found.logs[place] += step * (quantile if value > found.logs[place] else quantile - 1.0)
         found.logs.sort()
@@ -65,8 +68,8 @@ class Lengths:
     def expected(self, model: str, limit: int | None, made: int = 0) -> int:
         """Length of an answer that may have `limit` tokens and has `made` by now, in tokens."""
         found = self._models.get(model)
-        mean = PRIOR_TOKENS if found is None else found.mean
-        if made >= mean:
-            mean = made + max(1.0, 0.5 * mean)
-        length = max(1, round(mean))
+        length = round(PRIOR_TOKENS) if found is None else found.length
+        if made:
+            mean = PRIOR_TOKENS if found is None else found.mean
+            length = max(1, round(made + max(1.0, 0.5 * mean) if made >= mean else mean))
         return length if limit is None else max(1, min(length, limit))

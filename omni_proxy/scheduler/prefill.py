@@ -149,7 +149,7 @@ class PrefillPlan:
         home = False
         if not best_cached:
             limit = best_score + _NEAR_S + _NEAR_SHARE * (best_score - now)
-            near = [w for w, score in zip(able, scores, strict=True) if score <= limit]
+            near = [able[place] for place, score in enumerate(scores) if score <= limit]
             if len(near) > 1:
                 best, home = self._cold(request, able, near)
         return Choice(best, best.backlog.booked_until, prompt - best_cached, best_cached, scores, home)
@@ -169,7 +169,11 @@ class PrefillPlan:
                     return names[name], True
         if self._ledger.gateways:
             return two_choices(near, self._ledger.chance), False
-        return min(near, key=_last_granted), False
+        longest_ago = near[0]
+        for worker in near:
+            if worker.last_granted < longest_ago.last_granted:
+                longest_ago = worker
+        return longest_ago, False
 
     def _take(self, request: Request, choice: Choice, able: Sequence[WorkerLoad], now: float) -> bool:
         """Grant a prompt to the worker chosen; False where that has no room after all."""
@@ -266,10 +270,6 @@ class PrefillPlan:
         return first if first < inf else None
 
 
-def _last_granted(worker: WorkerLoad) -> int:
-    return worker.last_granted
-
-
 def is_open(worker: WorkerLoad, now: float, lead_s: float) -> bool:
     """Can it take a prompt now, as far as time and sequences go? `lead_s`: how much work may be sent ahead."""
     if not worker.takes_work or worker.seqs + worker.other_seqs >= worker.max_seqs:
@@ -291,7 +291,7 @@ def has_room(worker: WorkerLoad, uncached: int, prompt_tokens: int) -> bool:
 
 def _placement(choice: Choice, able: Sequence[WorkerLoad], now: float) -> Placement:
     """The choice with its reasons: candidates by the seconds that were compared."""
-    shown = sorted([(score - now, worker.name) for score, worker in zip(choice.scores, able, strict=True)])[:_SHOWN]
+    shown = sorted([(score - now, able[place].name) for place, score in enumerate(choice.scores)])[:_SHOWN]
     reason = "home of its session" if choice.home else "computed there soonest for the least work"
     candidates = tuple([(name, seconds) for seconds, name in shown])
     name, start, finish = choice.worker.name, choice.start - now, choice.finish - now

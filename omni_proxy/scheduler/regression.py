@@ -54,7 +54,7 @@ class Regression:
             self.rejected += 1
             return False
         predicted = self.predict(x)
-        distance = abs(y - predicted) / max(predicted, 1e-4)
+        distance = max(y - predicted, predicted - y) / max(predicted, 1e-4)
         if self.observations >= _TRUSTED_AFTER and distance > max(_OUTLIER * self.error, 0.5):
             if not self._has_changed(y > predicted):
                 self.rejected += 1
