@@ -20,6 +20,7 @@ import build as kernels  # noqa: E402  (kernels/omni_kernels/cpu/build.py, stand
 COMPILED = (
     "omni_proxy/access/gate.py",
     "omni_proxy/call.py",
+    "omni_proxy/calls.py",
     "omni_proxy/core.py",
     "omni_proxy/flow/*.py",
     "omni_proxy/driver.py",
@@ -57,6 +58,7 @@ COMPILED = (
     "omni_proxy/api/resume_scan.py",
     "omni_proxy/api/resumption.py",
     "omni_proxy/api/said.py",
+    "omni_proxy/api/served.py",
     "omni_proxy/api/sse.py",
     "omni_proxy/api/timing.py",
     "omni_proxy/api/trace_context.py",

@@ -1,10 +1,11 @@
 /* omni_proxy._body_scan: the top-level fields of request and answer bodies in one pass over their bytes.
  *
  * msgspec looks at a body twice, once for what the gateway reads and once for where its fields are, byte by byte. Here
- * the prompt, which is nearly all of it, is looked at once and in blocks. What is accepted is a subset of what msgspec
- * accepts: strict JSON (RFC 8259) in UTF-8, an object, with no escape in a name that matters. Whatever else comes is
- * answered by None, and msgspec says what is wrong with it, if anything is; omni_proxy/call.py is the definition of
- * `scan`, omni_proxy/json_fields.py that of `pick`.
+ * the prompt, which is nearly all of it, is looked at once and in blocks, and what the gateway reads is read where it is
+ * said in the usual way. What is accepted is a subset of what msgspec accepts: strict JSON (RFC 8259) in UTF-8, an
+ * object, with no escape in a name that matters. Whatever else comes is answered by None, or by a mark (READ) where
+ * only a value is unusual, and msgspec says what is wrong with it, if anything is; omni_proxy/call.py is the definition
+ * of `scan`, omni_proxy/json_fields.py that of `pick`.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -244,60 +245,238 @@ static int prompt(Scan *s, int of_messages, int *has_parts) {
     return of_messages ? messages(s, has_parts) : next_is(s, '"') && string(s, &escaped);
 }
 
-static PyObject *raw_of(PyObject *raw, PyObject *body, Span span) {
-    const char *from = PyBytes_AS_STRING(body);
-    Py_ssize_t begin = (const char *)span.begin - from, length = span.end - span.begin;
-    PyObject *data, *made;
-    if (length < VIEWED_BYTES) {
-        data = PyBytes_FromStringAndSize(from + begin, length);
-    } else {
-        PyObject *view = PyMemoryView_FromObject(body);
-        data = view == NULL ? NULL : PySequence_GetSlice(view, begin, begin + length);
-        Py_XDECREF(view);
+/* ---------------------------------------------------------------------------------------------- names */
+
+#define SLOTS 256 /* for some 60 names */
+#define LONGEST_NAME 40
+
+/* What is to be done with a field, by its name; as in omni_proxy/call.py. The low bits: how its value is read. */
+enum {
+    READING = 15,
+    MODEL = 1,
+    STREAM,
+    CAP,
+    FIRST_CAP, /* goes before a plain cap */
+    OPTIONS,   /* of a stream */
+    SIZE,      /* a number that is not negative */
+    TEXTS,     /* a text, or a list of them */
+    ONE,
+    NO,
+    PROMPT,
+    TAMPERED = 16, /* marks that a body gets by the names in it */
+    NESTED = 32,
+    THINKS = 64,
+    READ = 128, /* msgspec must read the body */
+    STREAMED = 256, /* marks that it gets by its values */
+    USAGE = 512,
+    PARTS = 1024,
+    DOUBLED = 2048, /* a name comes twice */
+};
+
+typedef struct {
+    int length, code;
+    unsigned char text[LONGEST_NAME];
+} Entry;
+
+typedef struct {
+    Entry entries[SLOTS];
+} Names;
+
+static const char NAMES[] = "omni_proxy._body_scan.names";
+
+static size_t slot_of(const unsigned char *text, size_t length) {
+    return (length * 31 + text[0] * 7 + text[length - 1] * 13 + text[length / 2] * 29) % SLOTS;
+}
+
+static Entry *entry_of(Names *names, const unsigned char *text, size_t length) {
+    size_t slot = slot_of(text, length);
+    for (;; slot = (slot + 1) % SLOTS) {
+        Entry *entry = &names->entries[slot];
+        if (entry->length == 0 || ((size_t)entry->length == length && memcmp(entry->text, text, length) == 0)) return entry;
     }
-    if (data == NULL) return NULL;
-    made = PyObject_CallOneArg(raw, data);
-    Py_DECREF(data);
+}
+
+static int code_of(Names *names, Span key) {
+    size_t length = key.end - key.begin;
+    return length == 0 || length > LONGEST_NAME ? 0 : entry_of(names, key.begin, length)->code;
+}
+
+static void forget_names(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, NAMES)); }
+
+PyDoc_STRVAR(names_doc,
+             "names(codes) -> table\n\n"
+             "What `scan` does with fields, by their names.");
+
+static PyObject *names_of(PyObject *Py_UNUSED(module), PyObject *codes) {
+    if (!PyDict_Check(codes) || PyDict_GET_SIZE(codes) > SLOTS / 2) {
+        PyErr_SetString(PyExc_TypeError, "names takes a dict of not too many codes");
+        return NULL;
+    }
+    Names *names = PyMem_Calloc(1, sizeof *names);
+    PyObject *made = names == NULL ? PyErr_NoMemory() : PyCapsule_New(names, NAMES, forget_names);
+    if (made == NULL) {
+        PyMem_Free(names);
+        return NULL;
+    }
+    PyObject *name, *code;
+    for (Py_ssize_t at = 0; PyDict_Next(codes, &at, &name, &code);) {
+        Py_ssize_t length;
+        const char *text = PyUnicode_AsUTF8AndSize(name, &length);
+        if (text == NULL || length == 0 || length > LONGEST_NAME) {
+            if (text != NULL) PyErr_SetString(PyExc_ValueError, "a name is too long");
+            Py_DECREF(made);
+            return NULL;
+        }
+        Entry *entry = entry_of(names, (const unsigned char *)text, length);
+        memcpy(entry->text, text, length);
+        entry->length = (int)length;
+        entry->code = (int)PyLong_AsLong(code);
+    }
+    if (PyErr_Occurred()) Py_CLEAR(made);
     return made;
 }
 
-static int keep(PyObject *fields, PyObject *raw, PyObject *body, Span key, Span span) {
-    int kept = -1;
-    PyObject *text = PyUnicode_DecodeUTF8((const char *)key.begin, key.end - key.begin, NULL);
-    PyObject *made = text == NULL ? NULL : raw_of(raw, body, span);
-    if (made != NULL) kept = PyDict_SetItem(fields, text, made);
-    Py_XDECREF(made);
-    Py_XDECREF(text);
-    return kept;
+/* --------------------------------------------------------------------------------- what the gateway reads */
+
+#define MOST_FIELDS 64
+#define MOST_DIGITS 18 /* of a number that fits into 64 bits */
+
+typedef struct {
+    Span keys[MOST_FIELDS], values[MOST_FIELDS];
+    int count, marks;
+    Span prompt, model;
+    long long cap, first_cap; /* 0: none */
+} Found;
+
+static int is_null(Scan *s) { return s->at < s->end && *s->at == 'n' && word(s, "null", 4); }
+
+/* `1`: true, `0`: false or null, -1: neither. */
+static int flag(Scan *s) {
+    if (s->at >= s->end) return -1;
+    if (*s->at == 't') return word(s, "true", 4) ? 1 : -1;
+    if (*s->at == 'f') return word(s, "false", 5) ? 0 : -1;
+    return is_null(s) ? 0 : -1;
 }
 
-/* 1: done, 0: not for us, -1: an exception is set. */
-static int top(Scan *s, PyObject *body, PyObject *raw, const char *wanted, int of_messages, PyObject *fields, Span *at,
-               int *has_parts) {
-    if (!next_is(s, '{')) return 0;
+/* A count from 1 on, or null (0); -1: neither, or not written in the usual way. */
+static long long amount(Scan *s) {
+    const unsigned char *from = s->at;
+    long long count = 0;
+    if (is_null(s)) return 0;
+    if (s->at >= s->end || *s->at < '1' || *s->at > '9') return -1;
+    while (s->at < s->end && *s->at >= '0' && *s->at <= '9' && s->at - from < MOST_DIGITS) count = count * 10 + (*s->at++ - '0');
+    return s->at < s->end && (*s->at == ',' || *s->at == '}' || *s->at <= ' ') ? count : -1;
+}
+
+static int is_size(Scan *s) {
+    const unsigned char *from = s->at;
+    if (is_null(s)) return 1;
+    if (s->at >= s->end || *s->at == '-' || !number(s) || s->at - from > MOST_DIGITS) return 0;
+    return memchr(from, 'e', s->at - from) == NULL && memchr(from, 'E', s->at - from) == NULL;
+}
+
+static int is_texts(Scan *s) {
+    int escaped = 0;
+    if (is_null(s)) return 1;
+    if (next_is(s, '"')) return string(s, &escaped);
+    if (!next_is(s, '[')) return 0;
+    if (next_is(s, ']')) return 1;
     do {
-        Span key, span;
+        if (!next_is(s, '"') || !string(s, &escaped)) return 0;
+    } while (next_is(s, ','));
+    return next_is(s, ']');
+}
+
+/* The options of a stream: of them `include_usage` counts. */
+static int options(Scan *s, int *marks) {
+    int told = 0, usage = 0;
+    if (is_null(s)) return 1;
+    if (!next_is(s, '{')) return 0;
+    if (next_is(s, '}')) return 1;
+    do {
+        Span key;
         if (!name(s, &key)) return 0;
         blank(s);
-        span.begin = s->at;
-        if (!is(key, wanted)) {
-            if (!value(s, 1)) return 0;
-        } else if (at->begin != NULL || !prompt(s, of_messages, has_parts)) {
-            return 0;
-        } else {
-            at->begin = span.begin;
-            at->end = s->at;
-        }
-        span.end = s->at;
-        if (keep(fields, raw, body, key, span) < 0) {
-            if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return -1;
-            PyErr_Clear();
+        if (!is(key, "include_usage")) {
+            if (!value(s, 2)) return 0;
+        } else if (told++ || (usage = flag(s)) < 0) {
             return 0;
         }
     } while (next_is(s, ','));
+    if (usage) *marks |= USAGE;
+    return next_is(s, '}');
+}
+
+/* Reads a value that the gateway wants to know; 0: it is not said in the usual way. */
+static int reading(Scan *s, int how, Found *f) {
+    int escaped = 0, said;
+    long long count;
+    switch (how) {
+    case MODEL:
+        if (!next_is(s, '"')) return 0;
+        f->model.begin = s->at;
+        if (!string(s, &escaped) || escaped) return 0;
+        f->model.end = s->at - 1;
+        return f->model.end > f->model.begin;
+    case STREAM:
+        said = flag(s);
+        if (said > 0) f->marks |= STREAMED;
+        return said >= 0;
+    case CAP: return (f->cap = amount(s)) >= 0;
+    case FIRST_CAP: return (f->first_cap = amount(s)) >= 0;
+    case OPTIONS: return options(s, &f->marks);
+    case SIZE: return is_size(s);
+    case TEXTS: return is_texts(s);
+    case ONE: return (count = amount(s)) == 0 || count == 1;
+    case NO: return flag(s) == 0;
+    default: return 0;
+    }
+}
+
+static int is_doubled(const Found *f, Span key) {
+    size_t length = key.end - key.begin;
+    for (int i = 0; i < f->count; i++) {
+        if ((size_t)(f->keys[i].end - f->keys[i].begin) == length && memcmp(f->keys[i].begin, key.begin, length) == 0) return 1;
+    }
+    return 0;
+}
+
+/* A field, from its value on. */
+static int field(Scan *s, Names *names, int of_messages, Span key, Found *f) {
+    int code = code_of(names, key), how = code & READING;
+    const unsigned char *from;
+    blank(s);
+    from = s->at;
+    f->marks |= code & ~READING;
+    if (how == PROMPT) {
+        int has_parts = 0;
+        if (f->prompt.begin != NULL || !prompt(s, of_messages, &has_parts)) return 0;
+        if (has_parts) f->marks |= PARTS;
+        f->prompt.begin = from;
+        f->prompt.end = s->at;
+    } else if (how == 0 || !reading(s, how, f)) {
+        if (how != 0) f->marks |= READ;
+        s->at = from;
+        if (!value(s, 1)) return 0;
+    }
+    if (is_doubled(f, key)) f->marks |= DOUBLED | READ;
+    f->keys[f->count] = key;
+    f->values[f->count].begin = from;
+    f->values[f->count++].end = s->at;
+    return 1;
+}
+
+/* 1: done, 0: not for us. */
+static int top(Scan *s, Names *names, int of_messages, Found *f) {
+    if (!next_is(s, '{')) return 0;
+    do {
+        Span key;
+        if (f->count == MOST_FIELDS || !name(s, &key) || !field(s, names, of_messages, key, f)) return 0;
+    } while (next_is(s, ','));
     if (!next_is(s, '}')) return 0;
     blank(s);
-    return s->at == s->end && at->begin != NULL;
+    if (f->model.begin == NULL) f->marks |= READ;
+    return s->at == s->end && f->prompt.begin != NULL;
 }
 
 static int is_text(PyObject *body) {
@@ -307,38 +486,109 @@ static int is_text(PyObject *body) {
     return text != NULL;
 }
 
-PyDoc_STRVAR(scan_doc,
-             "scan(body, prompt, of_messages, raw) -> (fields, begin, end, has_parts) or None\n\n"
-             "The fields of a JSON object, each made by `raw` of its bytes, and where the field `prompt` begins and ends:\n"
-             "a list of messages, or a text. `has_parts`: a message's content is a list. None: ask somebody who knows\n"
-             "more of JSON.");
+/* --------------------------------------------------------------------------------- where the fields are */
 
-static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    if (count != 4 || !PyBytes_CheckExact(args[0]) || !PyUnicode_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "scan takes bytes, the name of a field, a flag and a type");
-        return NULL;
+/* Where a field's name (without its quotes) and its value are, in bytes of the body. */
+typedef struct {
+    uint32_t key, key_end, value, value_end;
+} Place;
+
+static PyObject *places_of(const Found *f, const unsigned char *from) {
+    PyObject *places = PyBytes_FromStringAndSize(NULL, f->count * sizeof(Place));
+    if (places == NULL) return NULL;
+    for (int i = 0; i < f->count; i++) {
+        Place place = {f->keys[i].begin - from, f->keys[i].end - from, f->values[i].begin - from, f->values[i].end - from};
+        memcpy(PyBytes_AS_STRING(places) + i * sizeof place, &place, sizeof place);
     }
-    PyObject *body = args[0];
-    const char *wanted = PyUnicode_AsUTF8(args[1]);
-    int of_messages = args[2] == Py_True, has_parts = 0;
-    const unsigned char *from = (const unsigned char *)PyBytes_AS_STRING(body);
-    Scan s = {from, from + PyBytes_GET_SIZE(body), 0};
-    Span at = {NULL, NULL};
-    PyObject *fields = wanted == NULL ? NULL : PyDict_New();
-    if (fields == NULL) return NULL;
-    int done = top(&s, body, args[3], wanted, of_messages, fields, &at, &has_parts);
-    if (done > 0 && s.high) done = is_text(body);
-    if (done > 0) {
-        Py_ssize_t begin = at.begin - from, end = at.end - from;
-        return Py_BuildValue("(NnnO)", fields, begin, end, has_parts ? Py_True : Py_False);
-    }
-    Py_DECREF(fields);
-    if (done < 0) return NULL;
-    Py_RETURN_NONE;
+    return places;
 }
 
+static PyObject *answer(const Found *f, const unsigned char *from) {
+    long long cap = f->first_cap ? f->first_cap : f->cap;
+    const char *model = (const char *)f->model.begin;
+    PyObject *values[] = {
+        PyLong_FromLong(f->marks),
+        places_of(f, from),
+        PyLong_FromSsize_t(f->prompt.begin - from),
+        PyLong_FromSsize_t(f->prompt.end - from),
+        f->marks & READ ? PyUnicode_New(0, 0) : PyUnicode_DecodeUTF8(model, (const char *)f->model.end - model, NULL),
+        cap ? PyLong_FromLongLong(cap) : Py_NewRef(Py_None),
+    };
+    Py_ssize_t count = sizeof values / sizeof *values;
+    PyObject *made = PyTuple_New(count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (values[i] == NULL) Py_CLEAR(made);
+        if (made == NULL) Py_XDECREF(values[i]);
+        else PyTuple_SET_ITEM(made, i, values[i]);
+    }
+    return made;
+}
+
+PyDoc_STRVAR(scan_doc,
+             "scan(body, names, of_messages) -> (marks, places, begin, end, model, cap) or None\n\n"
+             "Of a JSON object: the marks by its fields' names and values, where its fields are, where the prompt (a list\n"
+             "of messages, or a text) begins and ends, the model's name (empty with the mark READ) and the most tokens of\n"
+             "the answer. None: ask somebody who knows more of JSON.");
+
+static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    if (count != 3 || !PyBytes_CheckExact(args[0]) || !PyCapsule_IsValid(args[1], NAMES)) {
+        PyErr_SetString(PyExc_TypeError, "scan takes bytes, a table of names and a flag");
+        return NULL;
+    }
+    const unsigned char *from = (const unsigned char *)PyBytes_AS_STRING(args[0]);
+    Scan s = {from, from + PyBytes_GET_SIZE(args[0]), 0};
+    Found found;
+    found.count = found.marks = 0;
+    found.prompt = found.model = (Span){NULL, NULL};
+    found.cap = found.first_cap = 0;
+    if (PyBytes_GET_SIZE(args[0]) > UINT32_MAX) Py_RETURN_NONE;
+    if (!top(&s, PyCapsule_GetPointer(args[1], NAMES), args[2] == Py_True, &found)) Py_RETURN_NONE;
+    if (s.high && !is_text(args[0])) Py_RETURN_NONE;
+    return answer(&found, from);
+}
+
+static PyObject *raw_of(PyObject *raw, PyObject *body, Place place) {
+    Py_ssize_t length = place.value_end - place.value;
+    PyObject *data, *made;
+    if (length < VIEWED_BYTES) {
+        data = PyBytes_FromStringAndSize(PyBytes_AS_STRING(body) + place.value, length);
+    } else {
+        PyObject *view = PyMemoryView_FromObject(body);
+        data = view == NULL ? NULL : PySequence_GetSlice(view, place.value, place.value_end);
+        Py_XDECREF(view);
+    }
+    if (data == NULL) return NULL;
+    made = PyObject_CallOneArg(raw, data);
+    Py_DECREF(data);
+    return made;
+}
+
+PyDoc_STRVAR(fields_doc,
+             "fields(body, places, raw) -> dict\n\n"
+             "The fields of a body that was scanned, each made by `raw` of its bytes.");
+
+static PyObject *fields_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    if (count != 3 || !PyBytes_CheckExact(args[0]) || !PyBytes_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "fields takes a body, the places of its fields and a type");
+        return NULL;
+    }
+    PyObject *fields = PyDict_New();
+    for (Py_ssize_t at = 0; fields != NULL && at < PyBytes_GET_SIZE(args[1]); at += sizeof(Place)) {
+        Place place;
+        memcpy(&place, PyBytes_AS_STRING(args[1]) + at, sizeof place);
+        const char *key = PyBytes_AS_STRING(args[0]) + place.key;
+        PyObject *text = PyUnicode_DecodeUTF8(key, place.key_end - place.key, NULL);
+        PyObject *made = text == NULL ? NULL : raw_of(args[2], args[0], place);
+        if (made == NULL || PyDict_SetItem(fields, text, made) < 0) Py_CLEAR(fields);
+        Py_XDECREF(made);
+        Py_XDECREF(text);
+    }
+    return fields;
+}
+
+/* ------------------------------------------------------------------------------- a few fields of an answer */
+
 #define MOST_PICKED 8
-#define MOST_DIGITS 18 /* of a number that fits into 64 bits */
 
 /* A count as a number, nothing where the field is absent or null, and of anything else its bytes. */
 static PyObject *worth(Span span) {
@@ -414,6 +664,8 @@ static PyObject *pick(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 }
 
 static PyMethodDef methods[] = {
+    {"fields", (PyCFunction)(void (*)(void))fields_of, METH_FASTCALL, fields_doc},
+    {"names", names_of, METH_O, names_doc},
     {"pick", (PyCFunction)(void (*)(void))pick, METH_FASTCALL, pick_doc},
     {"scan", (PyCFunction)(void (*)(void))scan, METH_FASTCALL, scan_doc},
     {NULL, NULL, 0, NULL},

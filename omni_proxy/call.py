@@ -6,14 +6,15 @@ and large integers reach the worker unchanged, and an edit touches nothing but i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from omni_proxy.call_shapes import Call, Chat, Completion, Fields, MediaItem, Message, Messages, OneStep, Responses
+from omni_proxy.call_errors import NOT_JSON, invalid_json, wrong_field
+from omni_proxy.call_shapes import Chat, Completion, Fields, MediaItem, Message, Messages, OneStep, Responses, Shared
+from omni_proxy.calls import Call, fields_at
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.internals import NESTS, internal_in_form, without_nested
 from omni_proxy.multipart import BadForm, model_in_form
@@ -62,16 +63,68 @@ INTERNAL_FIELDS: Final = frozenset(
 """Fields with which workers talk about KV, and by which they know a request: never taken from a client."""
 
 
-_Scan = Callable[[bytes, str, bool, type[Raw]], tuple[Fields, int, int, bool] | None]
+THINKING_FIELDS: Final = frozenset(
+    {"chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_token_budget"}
+)
+"""Fields that say whether a model should think before it answers, or how much."""
+
+# What the scanner does with a field, by its name: how it reads its value, and how it marks the body (body_scan.c).
+_MODEL, _STREAM, _CAP, _FIRST_CAP, _OPTIONS, _SIZE, _TEXTS, _ONE, _NO, _PROMPT = range(1, 11)
+_TAMPERED: Final = 16
+_NESTED: Final = 32
+_THINKS: Final = 64
+_READ: Final = 128
+"""msgspec must read the body: a value is unusual, or of a field that the scanner does not read."""
+_STREAMED: Final = 256
+_USAGE: Final = 512
+_PARTS: Final = 1024
+_DOUBLED: Final = 2048
+
+_Scan = Callable[[bytes, object, bool], tuple[int, bytes, int, int, str, int | None] | None]
 try:
-    from omni_proxy._body_scan import scan
+    from omni_proxy._body_scan import names, scan
 
     _scan: _Scan | None = scan
 except ImportError:  # not built: then msgspec does all
     _scan = None
 
 _OF_MESSAGES: Final = frozenset({CHAT, MESSAGES})
-_TEXTS: Final = {COMPLETIONS: "prompt", RESPONSES: "input"}
+_PROMPTS: Final = {CHAT: "messages", MESSAGES: "messages", COMPLETIONS: "prompt", RESPONSES: "input"}
+_SHAPES: Final[dict[str, type[Shared]]] = {
+    CHAT: Chat,
+    COMPLETIONS: Completion,
+    RESPONSES: Responses,
+    MESSAGES: Messages,
+}
+_USUAL: Final = {
+    "model": _MODEL,
+    "stream": _STREAM,
+    "stream_options": _OPTIONS,
+    "temperature": _SIZE,
+    "top_p": _SIZE,
+    "stop": _TEXTS,
+    "n": _ONE,
+    "best_of": _ONE,
+    "echo": _NO,
+    "use_beam_search": _NO,
+    "background": _NO,
+}
+"""Fields that the scanner reads itself where they are written in the usual way; all others are read by msgspec."""
+_CAPS: Final = {"max_tokens": _CAP, "max_completion_tokens": _FIRST_CAP}
+
+
+def _codes(path: str) -> dict[str, int]:
+    """What the scanner does with the fields of an endpoint's body."""
+    codes = {field.encode_name: _READ for field in msgspec.structs.fields(_SHAPES[path])}
+    codes |= {name: code for name, code in _USUAL.items() if name in codes}
+    codes |= {"max_output_tokens": _CAP} if path == RESPONSES else _CAPS
+    codes[_PROMPTS[path]] = _PROMPT
+    for names, mark in ((INTERNAL_FIELDS, _TAMPERED), (NESTS, _NESTED), (THINKING_FIELDS, _THINKS)):
+        codes |= {name: codes.get(name, 0) | mark for name in names}
+    return codes
+
+
+_NAMES: Final[dict[str, object]] = {} if _scan is None else {path: names(_codes(path)) for path in _SHAPES}
 _STANDS_FOR: Final[tuple[bytes, ...]] = (b'""', b'[{"role":""}]')
 """What stands for a text and for messages where these were looked at already."""
 _LIST: Final = ord("[")
@@ -83,18 +136,39 @@ _OTHERS: Final[dict[str, msgspec.json.Decoder[Messages] | msgspec.json.Decoder[R
     MESSAGES: msgspec.json.Decoder(Messages),
     RESPONSES: msgspec.json.Decoder(Responses),
 }
-_NOT_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
-_MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
 def parse_call(path: str, body: bytes) -> Call:
     """Check a body and take from it what the gateway needs. Raises Rejected, naming the field."""
-    call = _parse_one_step(path, body) if path in ONE_STEP else _parse_generating(path, body)
+    if path in ONE_STEP:
+        return _cleaned(_parse_one_step(path, body))
+    found = None if _scan is None else _scan(body, _NAMES[path], path in _OF_MESSAGES)
+    if found is None or found[0] & _READ:
+        return _parse_generating(path, body, found)
+    marks, places, _, _, model, cap = found
+    call = Call(
+        path,
+        body,
+        None,
+        model,
+        stream=marks & _STREAMED != 0,
+        max_tokens=cap,
+        wants_usage=marks & _STREAMED != 0 and marks & _USAGE != 0,
+        tampered=marks & _TAMPERED != 0,
+        has_parts=marks & _PARTS != 0,
+        says_thinking=marks & _THINKS != 0,
+        places=places,
+    )
+    return _cleaned(call) if marks & _NESTED else call
+
+
+def _cleaned(call: Call) -> Call:
+    """A call without internal fields in the nests of its body."""
     if not NESTS.isdisjoint(call.fields):
         cleaned = without_nested(call.fields, INTERNAL_FIELDS)
         if cleaned is not None:
-            call.fields, call.tampered = cleaned, True
+            call.put(cleaned)
+            call.tampered = True
     return call
 
 
@@ -108,20 +182,24 @@ def check_form(body: bytes, content_type: bytes) -> None:
         raise Rejected(ErrorCode.INVALID_VALUE, f"'{name}' is not for clients.", name)
 
 
-def _parse_generating(path: str, body: bytes) -> Call:
+_Found = tuple[int, bytes, int, int, str, int | None] | None
+
+
+def _parse_generating(path: str, body: bytes, found: _Found) -> Call:
+    """By msgspec, which says what is wrong. `found`: what the scanner has."""
     try:
-        shown, fields, has_parts = _decode(path, body)
+        shown, fields, has_parts = _decode(path, body, found)
     except msgspec.ValidationError as exc:
-        raise _wrong_field(str(exc), body) from exc
-    except _NOT_JSON as exc:
-        raise _invalid_json(exc) from exc
+        raise wrong_field(str(exc), body) from exc
+    except NOT_JSON as exc:
+        raise invalid_json(exc) from exc
     prompts = _count_prompts(shown.prompt) if path == COMPLETIONS and isinstance(shown, Completion) else 1
     if shown.max_tokens == 0 and shown.echo is not True:
         raise Rejected(ErrorCode.INVALID_VALUE, "'max_tokens' must be at least 1.", "max_tokens")
     stream, options = shown.stream is True, shown.stream_options
     samples = max(shown.n or 1, shown.best_of or 1)
     because = _why_whole(path, shown, samples, prompts)
-    return Call(
+    call = Call(
         path=path,
         body=body,
         fields=fields,
@@ -138,20 +216,21 @@ def _parse_generating(path: str, body: bytes) -> Call:
         parts=prompts * samples if because is not None and _divides(shown) else 1,
         has_parts=has_parts,
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
+        says_thinking=not THINKING_FIELDS.isdisjoint(fields),
+        places=b"" if found is None or found[0] & _DOUBLED else found[1],
     )
+    return _cleaned(call)
 
 
 _Shown = Chat | Completion | Messages | Responses
 
 
-def _decode(path: str, body: bytes) -> tuple[_Shown, Fields, bool]:
+def _decode(path: str, body: bytes, found: _Found) -> tuple[_Shown, Fields, bool]:
     """What the gateway reads of a body, its fields, and whether a message's content is a list of parts."""
-    if _scan is not None:
-        of_messages = path in _OF_MESSAGES
-        found = _scan(body, "messages" if of_messages else _TEXTS[path], of_messages, Raw)
-        if found is not None:
-            fields, begin, end, has_parts = found
-            return _shown(path, body[:begin] + _STANDS_FOR[of_messages] + body[end:]), fields, has_parts
+    if found is not None:
+        marks, places, begin, end, _, _ = found
+        stand_in = body[:begin] + _STANDS_FOR[path in _OF_MESSAGES] + body[end:]
+        return _shown(path, stand_in), fields_at(body, places), marks & _PARTS != 0
     if not body.isascii():
         body.decode()  # fields that nobody reads here must be text all the same
     shown = _shown(path, body)
@@ -209,31 +288,6 @@ def _divides(shown: _Shown) -> bool:
     return (shown.best_of or 1) <= (shown.n or 1) and _about_the_prompt(shown) is None
 
 
-def _invalid_json(exc: Exception) -> Rejected:
-    what = "UTF-8 text" if isinstance(exc, UnicodeDecodeError) else "valid JSON"
-    return Rejected(ErrorCode.INVALID_JSON, f"The request body is not {what}: {exc}.")
-
-
-def _wrong_field(message: str, body: bytes) -> Rejected:
-    """What msgspec says of a wrong value, in the words of the API: the field, the rule, the value."""
-    place = _PLACE.search(message)
-    missing = _MISSING.search(message)
-    rule = _PLACE.sub("", message)
-    if missing is not None:
-        name = f"{place[1]}.{missing[1]}" if place is not None else missing[1]
-        return Rejected(ErrorCode.INVALID_VALUE, f"'{name}' is required.", name)
-    if place is None or not place[1]:
-        return Rejected(ErrorCode.INVALID_JSON, f"The request body must be a JSON object: {rule}.")
-    try:
-        # Any: to mypy a Raw is bytes, which compiled code would then insist on.
-        value: Any = _TOP.decode(body).get(place[1].partition(".")[0].partition("[")[0], b"")
-        shown = bytes(value)[:80]
-    except _NOT_JSON as exc:  # behind the wrong value it is not even JSON
-        return _invalid_json(exc)
-    text = shown.decode("utf-8", "replace")
-    return Rejected(ErrorCode.INVALID_VALUE, f"'{place[1]}' is not valid: {rule}; got {text}.", place[1])
-
-
 _ONE_STEP = msgspec.json.Decoder(OneStep)
 
 
@@ -244,9 +298,9 @@ def _parse_one_step(path: str, body: bytes) -> Call:
     try:
         shown, fields = _ONE_STEP.decode(body), _TOP.decode(body)
     except msgspec.ValidationError as exc:
-        raise _wrong_field(str(exc), body) from exc
-    except _NOT_JSON as exc:
-        raise _invalid_json(exc) from exc
+        raise wrong_field(str(exc), body) from exc
+    except NOT_JSON as exc:
+        raise invalid_json(exc) from exc
     return Call(
         path=path,
         body=body,
@@ -256,6 +310,7 @@ def _parse_one_step(path: str, body: bytes) -> Call:
         max_tokens=1,
         whole=True,
         tampered=not INTERNAL_FIELDS.isdisjoint(fields),
+        says_thinking=not THINKING_FIELDS.isdisjoint(fields),
         prompt_bytes=0 if path in TOKENIZE else None,
     )
 

@@ -1,4 +1,4 @@
-"""Shapes of request bodies, and what becomes of one: `Call`. A module of its own: structs do not compile."""
+"""Shapes of request bodies. A module of its own: structs do not compile."""
 
 from __future__ import annotations
 
@@ -77,45 +77,3 @@ class MediaItem(Struct, frozen=True):
     def size(self) -> int:
         """Bytes of the body that it takes."""
         return len(self.part)
-
-
-class Call(Struct):
-    """One client call as the gateway understands it. `body` and `fields` are what the client sent."""
-
-    path: str
-    body: bytes
-    fields: Fields
-    model: str
-    stream: bool = False
-    max_tokens: int | None = None
-    priority: int = 0
-    ttft_target_s: float | None = None
-    """How soon the client wants the first token; a field of ours, which workers ignore."""
-    wants_usage: bool = False
-    """The client asked for usage in its stream."""
-    prompts: int = 1
-    samples: int = 1
-    asked: str = ""
-    """What the client called the model, where that was looked up."""
-    thinking: bool = False
-    """The model should think before it answers: such answers are long."""
-    whole: bool = False
-    """Must be computed by one worker: several answers, or an answer about the prompt itself."""
-    whole_because: str | None = None
-    """The field that asks for that."""
-    parts: int = 1
-    """So many answers of one prompt each would serve it as well; 1: it cannot be divided."""
-    tampered: bool = False
-    """The client sent internal fields; they must not reach a worker."""
-    form: bool = False
-    """The body is a multipart form and passes as it is, under the client's own content type."""
-    content_type: bytes = b""
-    """Of a form."""
-    prompt_bytes: int | None = None
-    """How much of the body is text to be computed; None: all of it."""
-    has_parts: bool = False
-    """A message's content is a list of parts, not one text."""
-    media: tuple[MediaItem, ...] = ()
-    """Images and sound in its messages."""
-    token_ids: bytes = b""
-    """The prompt's token ids as JSON, where it was text and workers are to get them."""

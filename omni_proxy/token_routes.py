@@ -65,8 +65,10 @@ def answer(tokenizer: PromptTokenizer, call: Call) -> bytes:
     path = CHAT if "messages" in call.fields else COMPLETIONS
     if path == COMPLETIONS and "prompt" not in call.fields:
         raise Rejected(ErrorCode.INVALID_VALUE, "'prompt' or 'messages' is required.", "prompt")
+    prompt = call.copy()
+    prompt.path = path
     try:
-        read = tokenizer.read(msgspec.structs.replace(call, path=path))
+        read = tokenizer.read(prompt)
     except (BadMessage, ChatTemplateError, ValueError, TypeError, AttributeError, OverflowError, KeyError) as exc:
         raise Rejected(ErrorCode.INVALID_VALUE, f"The prompt cannot be tokenised: {exc}.", None) from exc
     if read is None or read.ids is None:

@@ -27,13 +27,18 @@ def for_worker(call: Call, connector: Connector, name: str = "") -> Call:
     if field is None and not renamed:
         return call
     if call.form:
-        return msgspec.structs.replace(call, body=form_with_model(call.body, name))
+        form = call.copy()
+        form.body = form_with_model(call.body, name)
+        return form
     fields = dict(call.fields)
     if renamed:
         fields["model"] = msgspec.Raw(msgspec.json.encode(name))
     if field is not None:
         fields[field] = msgspec.Raw(call.token_ids)
-    return msgspec.structs.replace(call, fields=fields, tampered=True)
+    changed = call.copy()
+    changed.put(fields)
+    changed.tampered = True
+    return changed
 
 
 def forced_usage(call: Call) -> tuple[str, bytes]:

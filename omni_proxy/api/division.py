@@ -53,9 +53,11 @@ def _part(call: Call, prompt: Raw | None, seed: Raw | None) -> Call:
         fields["prompt"] = prompt
     if seed is not None:
         fields["seed"] = seed
-    return msgspec.structs.replace(
-        call, body=encode_fields(fields), fields=fields, prompts=1, samples=1, whole=False, whole_because=None, parts=1
-    )
+    one = call.copy()
+    one.put(fields, encode_fields(fields))
+    one.prompts = one.samples = one.parts = 1
+    one.whole, one.whole_because = False, None
+    return one
 
 
 def _moved(seed: Raw, sample: int) -> Raw:

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 import msgspec
 
@@ -54,6 +54,8 @@ from omni_proxy.relay.pump import Pump, pump_of
 from omni_proxy.workers.connectors.base import Connector, Order
 from omni_proxy.workers.connectors.pair import Pair
 from omni_proxy.workers.upstream import Upstream
+
+_LAST_DIGITS: Final = [f"{number:02x}" for number in range(256)]
 
 
 class CountTokens(Protocol):
@@ -105,6 +107,8 @@ class Edge:
         self._asking: dict[bytes, Exchange] = {}
         """By the id under which D may ask."""
         self._serial = 0
+        self._rid_begin = self.prefix + "000000"
+        """What the next ids begin with: all but their last two digits."""
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
         served = ServedModels(others_counted=True) if served is None else served
@@ -150,7 +154,10 @@ class Edge:
     def new_rid(self) -> str:
         """An id that no other request of any front has."""
         self._serial += 1
-        return self.prefix + hex(self._serial)[2:].rjust(8, "0")
+        last = self._serial & 255
+        if last == 0:
+            self._rid_begin = self.prefix + hex(self._serial >> 8)[2:].rjust(6, "0")
+        return self._rid_begin + _LAST_DIGITS[last]
 
     def new_exchange(self, client: ClientSide, request_id: bytes, kept_alive: bool, chunked: bool) -> Exchange:
         """Begin an exchange; it is known to others once its call has been parsed."""

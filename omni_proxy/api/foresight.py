@@ -127,7 +127,10 @@ def next_turn(call: Call, answer: str) -> Call:
     fields["messages"] = Raw(messages)
     fields["add_generation_prompt"] = Raw(b"false")
     body = encode_fields(fields)
-    return msgspec.structs.replace(call, body=body, fields=fields, stream=False, token_ids=b"", tampered=True)
+    next_turn = call.copy()
+    next_turn.put(fields, body)
+    next_turn.stream, next_turn.token_ids, next_turn.tampered = False, b"", True
+    return next_turn
 
 
 def prewarm_body(call: Call, connector: Connector, name: str, priority: int | None) -> bytes:

@@ -37,12 +37,15 @@ class Guard:
         self._app = app
         self._gate = gate
         self._routes: Routes | None = None
+        self.serves_all = True
+        """Is every path served?"""
         self._open = Routes(())
         self._operators_keys: tuple[bytes, ...] = ()
 
     def use(self, routes: Sequence[str] | None, open_routes: Sequence[str], operators_keys: Iterable[str]) -> None:
         """What is served, what of it needs no key, and the keys (the admin port's tokens) for what operators see."""
         self._routes = None if routes is None else Routes(routes)
+        self.serves_all = routes is None
         self._open = Routes(open_routes)
         self._operators_keys = tuple(key.encode() for key in operators_keys)
 

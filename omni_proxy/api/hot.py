@@ -12,10 +12,11 @@ from omni_proxy.api.exchange import Exchange
 from omni_proxy.api.guard import Guard
 from omni_proxy.api.said import MAX_REQUEST_ID
 from omni_proxy.api.whole import WholeRequest
-from omni_proxy.call import GENERATING, Call, check_form, parse_call
+from omni_proxy.call import GENERATING, HOT_PATHS, Call, check_form, parse_call
 from omni_proxy.errors import ErrorCode, Rejected
 from omni_proxy.messages import RequestSpec
 
+_PATHS: Final = {path.encode(): path for path in HOT_PATHS}
 BYTES_PER_TOKEN: Final = 4
 """For estimates of a prompt's length where nobody tokenises it."""
 
@@ -25,6 +26,9 @@ class _NoEvent:
 
     def set(self) -> None:
         return
+
+
+_NO_EVENT: Final = _NoEvent()
 
 
 class HotRequest:
@@ -64,7 +68,7 @@ class HotRequest:
         """Why, where it is not the size of its body."""
         self.response_complete = False
         self.disconnected = False
-        self.message_event = _NoEvent()
+        self.message_event = _NO_EVENT
 
 
 def whole_request(exchange: Exchange, whole: WholeRequest) -> HotRequest:
@@ -80,8 +84,8 @@ def let_in(hot: HotRequest, gate: Gate, guard: Guard) -> None:
     """Before the body is read: is the route served, and whose key is shown? Raises Rejected."""
     exchange = hot.exchange
     exchange.path = hot.path
-    path = hot.path.decode()
-    if not guard.serves(path):
+    path = _PATHS[hot.path]
+    if not (guard.serves_all or guard.serves(path)):
         raise Rejected(ErrorCode.NOT_FOUND, f"There is no route {path}.")
     if gate.on:
         exchange.tenant = gate.who(hot.headers)
@@ -106,7 +110,7 @@ def clean_id(value: bytes) -> bytes:
 
 def read_call(hot: HotRequest, body: bytes) -> Call:
     """What a client asks. Raises Rejected."""
-    call = parse_call(hot.path.decode(), body)
+    call = parse_call(_PATHS[hot.path], body)
     if call.form:
         call.content_type = next((value for name, value in hot.headers if name == b"content-type"), b"")
         if not call.content_type.startswith(b"multipart/form-data"):

@@ -95,9 +95,10 @@ class Intake:
         self._served.take(call)
         if call.path == RESPONSES and not call.whole and self._finds_kv_by_id(call.model):
             call.whole, call.whole_because = True, "input"
-        call.media = media = media_of(call)
-        if media:
-            call.prompt_bytes = len(body) - sum([item.size for item in media])
+        if call.has_parts:
+            call.media = media = media_of(call)
+            if media:
+                call.prompt_bytes = len(body) - sum([item.size for item in media])
         if call.parts > MAX_PARTS and self._must_divide(call):
             raise too_many(call)
         return call

@@ -136,12 +136,8 @@ def continuation(call: Call, prompt: list[int], made: int, max_tokens: int | Non
         fields["min_tokens"] = Raw(b"%d" % least)
     fields["stream_options"] = Raw(b'{"include_usage":true}')
     fields["return_token_ids"] = Raw(b"true")
-    return msgspec.structs.replace(
-        call,
-        path=COMPLETIONS,
-        body=encode_fields(fields),
-        fields=fields,
-        max_tokens=max_tokens,
-        wants_usage=True,
-        token_ids=b"",
-    )
+    rest = call.copy()
+    rest.path = COMPLETIONS
+    rest.put(fields, encode_fields(fields))
+    rest.max_tokens, rest.wants_usage, rest.token_ids = max_tokens, True, b""
+    return rest

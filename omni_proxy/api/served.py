@@ -11,31 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from omni_proxy.call import CHAT, MESSAGES, Call, Fields
+from omni_proxy.api.served_shapes import ServedModel, wish_of
+from omni_proxy.call import CHAT, Call, Fields
+
+__all__ = ["ServedModel"]
 
 OTHER: Final = "default"
 """The class of a request that names no effort."""
-_NOT_THINKING: Final = frozenset({"none", "minimal"})
-_SAYS_SO: Final = frozenset(
-    {"chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_token_budget"}
-)
-
-
-class ServedModel(Struct, frozen=True):
-    """One model as its clients see it."""
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    priority: int = 0
-    """Added to that of each request."""
-    thinks: bool = False
-    """Do requests that say nothing about it think?"""
-    thinking_budgets: Mapping[str, int] = {}
-    """Tokens of thinking by reasoning effort; `default` for requests that name none."""
-    counted: bool = False
-    """Its prompts are tokenised here."""
 
 
 _ANY: Final = ServedModel("")
@@ -67,59 +51,19 @@ class ServedModels:
         if model is not None:
             call.model = model.name
             call.priority += model.priority
-        if model is None and _SAYS_SO.isdisjoint(call.fields):
-            return
-        _think(call, _ANY if model is None else model)
+        if model is not None or call.says_thinking:
+            _think(call, _ANY if model is None else model)
 
 
 def _think(call: Call, model: ServedModel) -> None:
-    effort, thinks = _wish(call)
+    effort, thinks = wish_of(call)
     call.thinking = model.thinks if thinks is None else thinks
     if not call.thinking or not model.thinking_budgets or call.path != CHAT:
         return
     budget = model.thinking_budgets.get(effort or OTHER)
     if budget is not None and "thinking_token_budget" not in call.fields:
-        call.fields = {**call.fields, "thinking_token_budget": Raw(b"%d" % budget)}
+        call.put({**call.fields, "thinking_token_budget": Raw(b"%d" % budget)})
         call.tampered = True
-
-
-class _Wish(Struct):
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-    effort: str | None = None
-    type: str | None = None
-
-
-_WISH: Final = msgspec.json.Decoder(_Wish)
-_EFFORT: Final = msgspec.json.Decoder(str | None)
-_FLAG: Final = msgspec.json.Decoder(bool | None)
-
-
-def _wish(call: Call) -> tuple[str | None, bool | None]:
-    """The effort that a client asks for, and whether it wants thinking; None where it does not say.
-
-    What is malformed is for the worker to refuse.
-    """
-    fields = call.fields
-    if _SAYS_SO.isdisjoint(fields):
-        return None, None
-    try:
-        effort = _EFFORT.decode(fields.get("reasoning_effort", b"null"))
-        template = _WISH.decode(fields.get("chat_template_kwargs", b"{}"))
-        reasoning = _WISH.decode(fields.get("reasoning", b"{}"))
-        anthropic = _WISH.decode(fields.get("thinking", b"{}")) if call.path == MESSAGES else _Wish()
-        plain = _FLAG.decode(fields.get("enable_thinking", b"null"))
-    except msgspec.DecodeError:
-        return None, None
-    effort = effort or reasoning.effort
-    for flag in (template.enable_thinking, template.thinking, plain):
-        if flag is not None:
-            return effort, flag
-    if anthropic.type is not None:
-        return effort, anthropic.type != "disabled"
-    if "thinking_token_budget" in fields:
-        return effort, True
-    return effort, None if effort is None else effort not in _NOT_THINKING
 
 
 def with_aliases(models: list[bytes], aliases: Mapping[str, str]) -> list[bytes]:
