@@ -6,7 +6,6 @@ model's step in one call. Depends on torch alone.
 
 from omni_kernels.api import (
     fused_moe,
-    fused_moe_fp8,
     kv_gather,
     kv_scatter,
     kv_write,
@@ -24,6 +23,7 @@ from omni_kernels.api import (
     silu_and_mul,
 )
 from omni_kernels.decoder import Chances, Decoder, DecoderLayer, DecoderWeights, Routing, build_decoder
+from omni_kernels.fp8 import dequantise_fp8, fused_moe_fp8
 from omni_kernels.packing import PackedExperts, PackedMatrix
 from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch, attention_batch
@@ -50,6 +50,7 @@ __all__ = [
     "backend_of",
     "backends",
     "build_decoder",
+    "dequantise_fp8",
     "fused_moe",
     "fused_moe_fp8",
     "kv_gather",

@@ -11,57 +11,14 @@ import torch
 from torch import Tensor
 
 from omni_kernels import registry
-from omni_kernels.packing import FP8_GROUP, ROW_MOST, WEIGHT_DTYPES, PackedExperts, PackedMatrix
+from omni_kernels.checks import beside, check_choice, check_ids, floats, integers, op_of, require, shares
+from omni_kernels.packing import ROW_MOST, WEIGHT_DTYPES, PackedExperts, PackedMatrix
 from omni_kernels.ragged import AttentionBatch
 from omni_kernels.registry import TORCH, Op
 
 MAX_GROUPS: Final = 256
 MAX_SUMMED: Final = 65536
 """Products of two int8 that fit into 32 bits, and of an unsigned one."""
-
-
-def _op(name: str, on: Tensor, *others: Tensor | None) -> Op:
-    """The backend's function; the definition where a gradient is wanted."""
-    found = registry.find(name, on.device.type)
-    if found is None:
-        raise ValueError(f"{name}: no backend for device {on.device.type}")
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (on, *others)):
-        return TORCH[name]
-    return found
-
-
-def _require(holds: bool, op: str, argument: str, why: str, got: object) -> None:
-    if not holds:
-        raise ValueError(f"{op}: {argument} {why}, got {got}")
-
-
-def _floats(op: str, argument: str, x: Tensor, like: Tensor | None = None) -> None:
-    """`x` must be floating, and of the dtype and device of `like`."""
-    if like is None:
-        if not x.is_floating_point():
-            _require(False, op, argument, "must be floating", x.dtype)
-    elif x.dtype != like.dtype:
-        _require(False, op, argument, f"must be {like.dtype}", x.dtype)
-    elif x.device != like.device:
-        _require(False, op, argument, f"must be on {like.device}", x.device)
-
-
-def _integers(op: str, argument: str, x: Tensor, on: Tensor | None = None) -> None:
-    """`x` must be whole numbers, on the device of `on`."""
-    _require(x.dtype in (torch.int64, torch.int32), op, argument, "must be int64 or int32", x.dtype)
-    if on is not None:
-        _beside(op, argument, x, on)
-
-
-def _beside(op: str, argument: str, x: Tensor, on: Tensor) -> None:
-    if x.device != on.device:
-        _require(False, op, argument, f"must be on {on.device}", x.device)
-
-
-def _shares(op: str, argument: str, x: Tensor, on: Tensor) -> None:
-    """`x` must be floating, of any width, on the device of `on`."""
-    _require(x.is_floating_point(), op, argument, "must be floating", x.dtype)
-    _beside(op, argument, x, on)
 
 
 # The small ops are called often: their messages are put together only when needed.
@@ -71,39 +28,39 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     """See `reference.rms_norm`."""
     shape = x.shape
     if not shape:
-        _require(False, "rms_norm", "x", "must be [..., H]", shape)
-    _floats("rms_norm", "x", x)
+        require(False, "rms_norm", "x", "must be [..., H]", shape)
+    floats("rms_norm", "x", x)
     if weight.shape[-1:] != shape[-1:]:
-        _require(False, "rms_norm", "weight", f"must end in {shape[-1]}", weight.shape)
-    _floats("rms_norm", "weight", weight, x)
+        require(False, "rms_norm", "weight", f"must end in {shape[-1]}", weight.shape)
+    floats("rms_norm", "weight", weight, x)
     if residual is not None:
         if residual.shape != shape:
-            _require(False, "rms_norm", "residual", f"must be {tuple(shape)}", residual.shape)
-        _floats("rms_norm", "residual", residual, x)
-    result: tuple[Tensor, Tensor] = _op("rms_norm", x, weight, residual)(x, weight, eps, residual)
+            require(False, "rms_norm", "residual", f"must be {tuple(shape)}", residual.shape)
+        floats("rms_norm", "residual", residual, x)
+    result: tuple[Tensor, Tensor] = op_of("rms_norm", x, weight, residual)(x, weight, eps, residual)
     return result
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `reference.rope`."""
     if x.dim() != 3 or x.shape[2] % 2:
-        _require(False, "rope", "x", "must be [T, heads, even]", x.shape)
-    _floats("rope", "x", x)
+        require(False, "rope", "x", "must be [T, heads, even]", x.shape)
+    floats("rope", "x", x)
     table = (x.shape[0], x.shape[2])
     for name, part in (("cos", cos), ("sin", sin)):
         if part.shape != table:
-            _require(False, "rope", name, f"must be {table}", part.shape)
-        _floats("rope", name, part, x)
-    result: Tensor = _op("rope", x, cos, sin)(x, cos, sin)
+            require(False, "rope", name, f"must be {table}", part.shape)
+        floats("rope", name, part, x)
+    result: Tensor = op_of("rope", x, cos, sin)(x, cos, sin)
     return result
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """See `reference.silu_and_mul`."""
     if x.dim() == 0 or x.shape[-1] % 2:
-        _require(False, "silu_and_mul", "x", "must have an even last axis", x.shape)
-    _floats("silu_and_mul", "x", x)
-    result: Tensor = _op("silu_and_mul", x)(x)
+        require(False, "silu_and_mul", "x", "must have an even last axis", x.shape)
+    floats("silu_and_mul", "x", x)
+    result: Tensor = op_of("silu_and_mul", x)(x)
     return result
 
 
@@ -121,91 +78,47 @@ def moe_route(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.moe_route`."""
     name = "moe_route"
-    _require(logits.dim() == 2, name, "logits", "must be [T, E]", logits.shape)
-    _floats(name, "logits", logits)
+    require(logits.dim() == 2, name, "logits", "must be [T, E]", logits.shape)
+    floats(name, "logits", logits)
     experts = logits.shape[1]
-    _require(scoring in ("softmax", "sigmoid"), name, "scoring", "must be softmax or sigmoid", scoring)
-    _require(1 <= top_k <= experts, name, "top_k", f"must be in 1..{experts}", top_k)
+    require(scoring in ("softmax", "sigmoid"), name, "scoring", "must be softmax or sigmoid", scoring)
+    require(1 <= top_k <= experts, name, "top_k", f"must be in 1..{experts}", top_k)
     if bias is not None:
-        _require(bias.shape == (experts,), name, "bias", f"must be [{experts}]", bias.shape)
-        _shares(name, "bias", bias, logits)
+        require(bias.shape == (experts,), name, "bias", f"must be [{experts}]", bias.shape)
+        shares(name, "bias", bias, logits)
     even = 1 <= groups <= MAX_GROUPS and experts % groups == 0
-    _require(even, name, "groups", f"must divide {experts} and be at most {MAX_GROUPS}", groups)
+    require(even, name, "groups", f"must divide {experts} and be at most {MAX_GROUPS}", groups)
     kept = groups if top_groups is None else top_groups
-    _require(1 <= kept <= groups, name, "top_groups", f"must be in 1..{groups}", top_groups)
-    _require(group_best in (1, 2), name, "group_best", "must be 1 or 2", group_best)
+    require(1 <= kept <= groups, name, "top_groups", f"must be in 1..{groups}", top_groups)
+    require(group_best in (1, 2), name, "group_best", "must be 1 or 2", group_best)
     if per_group:
-        _require(top_k % groups == 0, name, "top_k", f"must be a multiple of {groups}", top_k)
+        require(top_k % groups == 0, name, "top_k", f"must be a multiple of {groups}", top_k)
     else:
         most = experts // groups * kept
-        _require(top_k <= most, name, "top_k", f"must be at most the {most} experts kept", top_k)
-    result: tuple[Tensor, Tensor, Tensor] = _op(name, logits, bias)(
+        require(top_k <= most, name, "top_k", f"must be at most the {most} experts kept", top_k)
+    result: tuple[Tensor, Tensor, Tensor] = op_of(name, logits, bias)(
         logits, top_k, renormalise, scoring, bias, groups, top_groups, per_group, scale, group_best
     )
     return result
 
 
-def _check_choice(op: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
-    rows = ids.dim() == 2 and ids.shape[0] == x.shape[0]
-    _require(rows, op, "ids", f"must be [{x.shape[0]}, K]", ids.shape)
-    same = weights.shape == ids.shape
-    _require(same, op, "weights", f"must be {tuple(ids.shape)}", weights.shape)
-    _shares(op, "weights", weights, x)
-    _integers(op, "ids", ids, x)
-
-
-def _check_ids(op: str, experts: int, ids: Tensor) -> None:
-    """On the CPU only: asking a device would wait for it."""
-    if ids.numel() and ids.device.type == "cpu":
-        low, high = (int(edge) for edge in torch.aminmax(ids))
-        inside = low >= -1 and high < experts
-        _require(inside, op, "ids", f"must be in -1..{experts - 1}", f"{low}..{high}")
-
-
 def fused_moe(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """See `reference.fused_moe`. Weights as a checkpoint holds them; the fast way is `packed_moe`."""
     name = "fused_moe"
-    _require(x.dim() == 2, name, "x", "must be [T, H]", x.shape)
-    _floats(name, "x", x)
-    _require(w2.dim() == 3, name, "w2", "must be [E, H, I]", w2.shape)
+    require(x.dim() == 2, name, "x", "must be [T, H]", x.shape)
+    floats(name, "x", x)
+    require(w2.dim() == 3, name, "w2", "must be [E, H, I]", w2.shape)
     experts, width, hidden = w2.shape[0], w2.shape[2], x.shape[1]
     want13, want2 = (experts, 2 * width, hidden), (experts, hidden, width)
-    _require(w13.shape == want13, name, "w13", f"must be {want13}", w13.shape)
-    _require(w2.shape == want2, name, "w2", f"must be {want2}", w2.shape)
-    _floats(name, "w13", w13, x)
-    _floats(name, "w2", w2, x)
-    _require(counts.shape == (experts,), name, "counts", f"must be [{experts}]", counts.shape)
-    _check_choice(name, x, ids, weights)
-    _integers(name, "counts", counts, x)
-    _check_ids(name, experts, ids)
-    result: Tensor = _op(name, x, w13, w2, weights)(x, w13, w2, ids, weights, counts)
-    return result
-
-
-def fused_moe_fp8(
-    x: Tensor, w13: Tensor, w13_scale: Tensor, w2: Tensor, w2_scale: Tensor, ids: Tensor, weights: Tensor
-) -> Tensor:
-    """See `reference.fused_moe_fp8`."""
-    name = "fused_moe_fp8"
-    _require(x.dim() == 2, name, "x", "must be [T, H]", x.shape)
-    _floats(name, "x", x)
-    _require(w2.dim() == 3, name, "w2", "must be [E, H, I]", w2.shape)
-    experts, wide, hidden = w2.shape[0], w2.shape[2], x.shape[1]
-    _require(hidden % FP8_GROUP == 0, name, "x", f"must have columns that {FP8_GROUP} divides", x.shape)
-    _require(wide % FP8_GROUP == 0, name, "w2", f"must have columns that {FP8_GROUP} divides", w2.shape)
-    shapes = {"w13": (experts, 2 * wide, hidden), "w2": (experts, hidden, wide)}
-    for which, w, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
-        want = shapes[which]
-        blocks = (want[0], want[1] // FP8_GROUP, want[2] // FP8_GROUP)
-        _require(w.shape == want, name, which, f"must be {want}", w.shape)
-        _require(w.dtype == torch.float8_e4m3fn, name, which, "must be float8_e4m3fn", w.dtype)
-        _require(scale.shape == blocks, name, f"{which}_scale", f"must be {blocks}", scale.shape)
-        _require(scale.dtype == torch.float32, name, f"{which}_scale", "must be float32", scale.dtype)
-        _require(w.device == x.device, name, which, f"must be on {x.device}", w.device)
-        _require(scale.device == x.device, name, f"{which}_scale", f"must be on {x.device}", scale.device)
-    _check_choice(name, x, ids, weights)
-    _check_ids(name, experts, ids)
-    result: Tensor = _op(name, x, weights)(x, w13, w13_scale, w2, w2_scale, ids, weights)
+    require(w13.shape == want13, name, "w13", f"must be {want13}", w13.shape)
+    require(w2.shape == want2, name, "w2", f"must be {want2}", w2.shape)
+    floats(name, "w13", w13, x)
+    floats(name, "w2", w2, x)
+    require(counts.shape == (experts,), name, "counts", f"must be [{experts}]", counts.shape)
+    check_choice(name, x, ids, weights)
+    integers(name, "counts", counts, x)
+    check_ids(name, experts, ids)
+    result: Tensor = op_of(name, x, w13, w2, weights)(x, w13, w2, ids, weights, counts)
     return result
 
 
@@ -222,20 +135,20 @@ def pack(
     whose values are all exact in bfloat16 as that. `gated`: the n outputs are n/2 gates, then n/2 ups.
     `row_bits` 8 (W8A8) or 16, with int8: rows are made whole numbers too, see `reference.integer_product`.
     """
-    _require(w.dim() in (2, 3) and w.numel() > 0, "pack", "w", "must be [n, k] or [count, n, k]", w.shape)
-    _floats("pack", "w", w)
-    _require(dtype is None or dtype in WEIGHT_DTYPES, "pack", "dtype", f"must be one of {WEIGHT_DTYPES}", dtype)
-    _require(not gated or w.shape[-2] % 2 == 0, "pack", "w", "must have an even number of outputs", w.shape)
-    _require(row_bits in (0, *ROW_MOST), "pack", "row_bits", f"must be 0 or one of {tuple(ROW_MOST)}", row_bits)
+    require(w.dim() in (2, 3) and w.numel() > 0, "pack", "w", "must be [n, k] or [count, n, k]", w.shape)
+    floats("pack", "w", w)
+    require(dtype is None or dtype in WEIGHT_DTYPES, "pack", "dtype", f"must be one of {WEIGHT_DTYPES}", dtype)
+    require(not gated or w.shape[-2] % 2 == 0, "pack", "w", "must have an even number of outputs", w.shape)
+    require(row_bits in (0, *ROW_MOST), "pack", "row_bits", f"must be 0 or one of {tuple(ROW_MOST)}", row_bits)
     if row_bits:
-        _require(dtype == torch.int8, "pack", "dtype", "must be int8 with row_bits", dtype)
-        _require(backend in (None, "cpu", "torch"), "pack", "row_bits", "is for backends cpu and torch", backend)
+        require(dtype == torch.int8, "pack", "dtype", "must be int8 with row_bits", dtype)
+        require(backend in (None, "cpu", "torch"), "pack", "row_bits", "is for backends cpu and torch", backend)
         # Sums of 32 bits.
-        _require(w.shape[-1] <= MAX_SUMMED, "pack", "w", f"must have at most {MAX_SUMMED} columns", w.shape)
+        require(w.shape[-1] <= MAX_SUMMED, "pack", "w", f"must have at most {MAX_SUMMED} columns", w.shape)
     elsewhere = row_bits and w.device.type != "cpu"  # the definition alone
     if backend is None and (elsewhere or (dtype is None and w.dtype not in WEIGHT_DTYPES)):
         backend = "torch"
-    function = _op("pack", w.detach()) if backend is None else registry.ops_of(backend)["pack"]
+    function = op_of("pack", w.detach()) if backend is None else registry.ops_of(backend)["pack"]
     result: PackedMatrix = function(w, dtype, gated, row_bits) if row_bits else function(w, dtype, gated)
     return result
 
@@ -255,11 +168,11 @@ def pack_experts(
     Made once, at loading; needs as much memory again as the weights until those are dropped.
     """
     name = "pack_experts"
-    _require(w13.dim() == 3 and w13.shape[1] % 2 == 0, name, "w13", "must be [E, 2I, H]", w13.shape)
+    require(w13.dim() == 3 and w13.shape[1] % 2 == 0, name, "w13", "must be [E, 2I, H]", w13.shape)
     experts, twice, hidden = w13.shape
     want = (experts, hidden, twice // 2)
-    _require(w2.shape == want, name, "w2", f"must be {want}", w2.shape)
-    _floats(name, "w2", w2, w13)
+    require(w2.shape == want, name, "w2", f"must be {want}", w2.shape)
+    floats(name, "w2", w2, w13)
     shared: list[PackedMatrix | None] = [None, None]
     if shared13 is not None or shared2 is not None:
         good13 = shared13 is not None and shared13.dim() == 2 and shared13.shape[1] == hidden
@@ -279,19 +192,19 @@ def _packed_op(name: str, packer: str, x: Tensor) -> Op:
     if packer == "torch":
         return TORCH[name]
     backend = registry.backend(packer)
-    _require(x.device.type == backend.device, name, "x", f"must be on {backend.device}", x.device)
-    _require(x.dtype in (torch.float32, torch.bfloat16), name, "x", "must be float32 or bfloat16", x.dtype)
+    require(x.device.type == backend.device, name, "x", f"must be on {backend.device}", x.device)
+    require(x.dtype in (torch.float32, torch.bfloat16), name, "x", "must be float32 or bfloat16", x.dtype)
     wants_grad = torch.is_grad_enabled() and x.requires_grad
-    _require(not wants_grad, name, "x", f"must not want a gradient with weights packed by {packer}", "requires_grad")
+    require(not wants_grad, name, "x", f"must not want a gradient with weights packed by {packer}", "requires_grad")
     return backend.ops[name]
 
 
 def linear(x: Tensor, w: PackedMatrix) -> Tensor:
     """See `reference.linear`."""
-    _require(x.dim() == 2 and x.shape[1] == w.k, "linear", "x", f"must be [T, {w.k}]", x.shape)
-    _floats("linear", "x", x)
+    require(x.dim() == 2 and x.shape[1] == w.k, "linear", "x", f"must be [T, {w.k}]", x.shape)
+    floats("linear", "x", x)
     single = w.count == 1 and not w.gated
-    _require(single or w.backend == "torch", "linear", "w", "must be one matrix, not gated", (w.count, w.gated))
+    require(single or w.backend == "torch", "linear", "w", "must be one matrix, not gated", (w.count, w.gated))
     result: Tensor = _packed_op("linear", w.backend, x)(x, w)
     return result
 
@@ -299,16 +212,16 @@ def linear(x: Tensor, w: PackedMatrix) -> Tensor:
 def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) -> Tensor:
     """See `reference.packed_moe`."""
     name, hidden = "packed_moe", experts.w13.k
-    _require(x.dim() == 2 and x.shape[1] == hidden, name, "x", f"must be [T, {hidden}]", x.shape)
-    _floats(name, "x", x)
-    _check_choice(name, x, ids, weights)
+    require(x.dim() == 2 and x.shape[1] == hidden, name, "x", f"must be [T, {hidden}]", x.shape)
+    floats(name, "x", x)
+    check_choice(name, x, ids, weights)
     run = _packed_op(name, experts.backend, x)
     if experts.backend != "cpu":  # that one looks itself, on its way
-        _check_ids(name, experts.w13.count, ids)
+        check_ids(name, experts.w13.count, ids)
     try:
         result: Tensor = run(x, experts, ids, weights)
     except ValueError:
-        _check_ids(name, experts.w13.count, ids)
+        check_ids(name, experts.w13.count, ids)
         raise
     return result
 
@@ -316,94 +229,94 @@ def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) 
 def paged_attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
     """See `reference.paged_attention`."""
     name, rows = "paged_attention", batch.rows
-    _require(q.dim() == 3 and q.shape[0] == rows, name, "q", f"needs {rows} rows", q.shape)
-    _floats(name, "q", q)
+    require(q.dim() == 3 and q.shape[0] == rows, name, "q", f"needs {rows} rows", q.shape)
+    floats(name, "q", q)
     layout = kv.dim() == 5 and kv.shape[0] == 2 and kv.shape[4] == q.shape[2]
-    _require(layout, name, "kv", "must be [2, blocks, size, heads, D]", kv.shape)
-    _floats(name, "kv", kv, q)
+    require(layout, name, "kv", "must be [2, blocks, size, heads, D]", kv.shape)
+    floats(name, "kv", kv, q)
     _check_blocks(name, "kv", kv.shape[2], batch)
     grouped = q.shape[1] % kv.shape[3] == 0
-    _require(grouped, name, "q", f"heads must divide by {kv.shape[3]}", q.shape)
-    result: Tensor = _op(name, q, kv)(q, kv, batch, scale)
+    require(grouped, name, "q", f"heads must divide by {kv.shape[3]}", q.shape)
+    result: Tensor = op_of(name, q, kv)(q, kv, batch, scale)
     return result
 
 
 def _check_blocks(op: str, argument: str, size: int, batch: AttentionBatch) -> None:
-    _require(size == batch.block_size, op, argument, f"must have blocks of {batch.block_size}", size)
+    require(size == batch.block_size, op, argument, f"must have blocks of {batch.block_size}", size)
 
 
 def mla_attention(q: Tensor, cache: Tensor, batch: AttentionBatch, scale: float, latent: int) -> Tensor:
     """See `reference.mla_attention`."""
     name, rows = "mla_attention", batch.rows
-    _require(q.dim() == 3 and q.shape[0] == rows, name, "q", f"needs {rows} rows", q.shape)
-    _floats(name, "q", q)
+    require(q.dim() == 3 and q.shape[0] == rows, name, "q", f"needs {rows} rows", q.shape)
+    floats(name, "q", q)
     layout = cache.dim() == 3 and cache.shape[2] == q.shape[2]
-    _require(layout, name, "cache", f"must be [blocks, size, {q.shape[2]}]", cache.shape)
-    _floats(name, "cache", cache, q)
+    require(layout, name, "cache", f"must be [blocks, size, {q.shape[2]}]", cache.shape)
+    floats(name, "cache", cache, q)
     _check_blocks(name, "cache", cache.shape[1], batch)
-    _require(1 <= latent <= q.shape[2], name, "latent", f"must be in 1..{q.shape[2]}", latent)
-    result: Tensor = _op(name, q, cache)(q, cache, batch, scale, latent)
+    require(1 <= latent <= q.shape[2], name, "latent", f"must be in 1..{q.shape[2]}", latent)
+    result: Tensor = op_of(name, q, cache)(q, cache, batch, scale, latent)
     return result
 
 
 def mla_write(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
     """See `reference.mla_write`."""
     name = "mla_write"
-    _require(cache.dim() == 3, name, "cache", "must be [blocks, size, C]", cache.shape)
-    _require(slots.dim() == 1, name, "slots", "must be [T]", slots.shape)
+    require(cache.dim() == 3, name, "cache", "must be [blocks, size, C]", cache.shape)
+    require(slots.dim() == 1, name, "slots", "must be [T]", slots.shape)
     want = (slots.shape[0], cache.shape[2])
-    _require(rows.shape == want, name, "rows", f"must be {want}", rows.shape)
-    _floats(name, "rows", rows, cache)
-    _integers(name, "slots", slots)
-    _op(name, cache, rows)(cache, slots, rows)
+    require(rows.shape == want, name, "rows", f"must be {want}", rows.shape)
+    floats(name, "rows", rows, cache)
+    integers(name, "slots", slots)
+    op_of(name, cache, rows)(cache, slots, rows)
 
 
 def kv_write(kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """See `reference.kv_write`."""
-    _require(kv.dim() == 5 and kv.shape[0] == 2, "kv_write", "kv", "must be [2, blocks, size, heads, D]", kv.shape)
-    _require(slots.dim() == 1, "kv_write", "slots", "must be [T]", slots.shape)
+    require(kv.dim() == 5 and kv.shape[0] == 2, "kv_write", "kv", "must be [2, blocks, size, heads, D]", kv.shape)
+    require(slots.dim() == 1, "kv_write", "slots", "must be [T]", slots.shape)
     want = (slots.shape[0], *kv.shape[3:])
-    _require(k.shape == want, "kv_write", "k", f"must be {want}", k.shape)
-    _require(v.shape == want, "kv_write", "v", f"must be {want}", v.shape)
-    _floats("kv_write", "kv", kv)
-    _integers("kv_write", "slots", slots, kv)
-    _floats("kv_write", "k", k, kv)
-    _floats("kv_write", "v", v, kv)
-    _op("kv_write", kv, k, v)(kv, slots, k, v)
+    require(k.shape == want, "kv_write", "k", f"must be {want}", k.shape)
+    require(v.shape == want, "kv_write", "v", f"must be {want}", v.shape)
+    floats("kv_write", "kv", kv)
+    integers("kv_write", "slots", slots, kv)
+    floats("kv_write", "k", k, kv)
+    floats("kv_write", "v", v, kv)
+    op_of("kv_write", kv, k, v)(kv, slots, k, v)
 
 
 def kv_gather(kv: Tensor, blocks: Tensor) -> Tensor:
     """See `reference.kv_gather`."""
-    _require(kv.dim() == 6, "kv_gather", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
-    _require(blocks.dim() == 1, "kv_gather", "blocks", "must be [n]", blocks.shape)
-    _integers("kv_gather", "blocks", blocks, kv)
-    result: Tensor = _op("kv_gather", kv)(kv, blocks)
+    require(kv.dim() == 6, "kv_gather", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
+    require(blocks.dim() == 1, "kv_gather", "blocks", "must be [n]", blocks.shape)
+    integers("kv_gather", "blocks", blocks, kv)
+    result: Tensor = op_of("kv_gather", kv)(kv, blocks)
     return result
 
 
 def kv_scatter(kv: Tensor, blocks: Tensor, data: Tensor) -> None:
     """See `reference.kv_scatter`."""
-    _require(kv.dim() == 6, "kv_scatter", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
-    _require(blocks.dim() == 1, "kv_scatter", "blocks", "must be [n]", blocks.shape)
+    require(kv.dim() == 6, "kv_scatter", "kv", "must be [layers, 2, blocks, ...]", kv.shape)
+    require(blocks.dim() == 1, "kv_scatter", "blocks", "must be [n]", blocks.shape)
     want = (blocks.shape[0], *kv.shape[:2], *kv.shape[3:])
-    _require(data.shape == want, "kv_scatter", "data", f"must be {want}", data.shape)
-    _require(data.dtype == kv.dtype, "kv_scatter", "data", f"must be {kv.dtype}", data.dtype)
-    _beside("kv_scatter", "data", data, kv)
-    _integers("kv_scatter", "blocks", blocks, kv)
-    _op("kv_scatter", kv)(kv, blocks, data)
+    require(data.shape == want, "kv_scatter", "data", f"must be {want}", data.shape)
+    require(data.dtype == kv.dtype, "kv_scatter", "data", f"must be {kv.dtype}", data.dtype)
+    beside("kv_scatter", "data", data, kv)
+    integers("kv_scatter", "blocks", blocks, kv)
+    op_of("kv_scatter", kv)(kv, blocks, data)
 
 
 def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
     """See `reference.sample`."""
-    _require(logits.dim() == 2 and logits.shape[1] > 0, "sample", "logits", "must be [n, V]", logits.shape)
-    _floats("sample", "logits", logits)
+    require(logits.dim() == 2 and logits.shape[1] > 0, "sample", "logits", "must be [n, V]", logits.shape)
+    floats("sample", "logits", logits)
     rows = (logits.shape[0],)
     named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "uniform": uniform}
     for name, value in named.items():
-        _require(value.shape == rows, "sample", name, f"must be {rows}", value.shape)
+        require(value.shape == rows, "sample", name, f"must be {rows}", value.shape)
         if name == "top_k":
-            _integers("sample", name, value, logits)
+            integers("sample", name, value, logits)
         else:
-            _shares("sample", name, value, logits)
-    result: Tensor = _op("sample", logits)(logits, temperature, top_k, top_p, uniform)
+            shares("sample", name, value, logits)
+    result: Tensor = op_of("sample", logits)(logits, temperature, top_k, top_p, uniform)
     return result

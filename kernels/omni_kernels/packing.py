@@ -108,9 +108,3 @@ def quantise_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
     blocks = w.float().reshape(*w.shape[:-2], n // FP8_GROUP, FP8_GROUP, k // FP8_GROUP, FP8_GROUP)
     scale = blocks.abs().amax((-3, -1)).clamp_(min=1e-10) / FP8_MOST
     return (blocks / scale[..., None, :, None]).to(torch.float8_e4m3fn).flatten(-2).flatten(-3, -2), scale
-
-
-def dequantise_fp8(w: Tensor, scale: Tensor) -> Tensor:
-    """float32 weights of float8 ones [..., n, k] with scales [..., n / 128, k / 128]."""
-    wide = scale.repeat_interleave(FP8_GROUP, -2).repeat_interleave(FP8_GROUP, -1)
-    return w.float() * wide

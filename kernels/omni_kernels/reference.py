@@ -14,7 +14,6 @@ from omni_kernels.packing import (
     FP8_GROUP,
     PackedExperts,
     PackedMatrix,
-    dequantise_fp8,
     plain,
     quantise_rows,
     quantise_rows_fp8,
@@ -144,6 +143,16 @@ def _moe_one_row(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tenso
         hidden = silu_and_mul(torch.mm(x, w13[expert].t()))
         out.addmm_(hidden, w2[expert].t(), alpha=weight)
     return out
+
+
+def dequantise_fp8(w: Tensor, scale: Tensor, block: tuple[int, int] = (FP8_GROUP, FP8_GROUP)) -> Tensor:
+    """float32 weights of float8 ones `w` [..., n, k], each times the factor in `scale` of its block of n and of k.
+
+    `scale` [..., ceil(n / block[0]), ceil(k / block[1])]: the last blocks may be cut off.
+    """
+    n, k = w.shape[-2:]
+    rows = scale.float().repeat_interleave(block[0], -2)[..., :n, :]
+    return w.float().mul_(rows.repeat_interleave(block[1], -1)[..., :k])
 
 
 def fused_moe_fp8(

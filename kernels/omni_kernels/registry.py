@@ -25,6 +25,7 @@ OPS: Final = (
     "moe_route",
     "fused_moe",
     "fused_moe_fp8",
+    "dequantise_fp8",
     "pack",
     "linear",
     "packed_moe",

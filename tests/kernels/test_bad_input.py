@@ -33,6 +33,10 @@ def _moe_fp8(rows: int) -> Arguments:
     return {"x": torch.randn(rows, 128), **weights, "ids": _ids(rows), "weights": torch.rand(rows, 2)}
 
 
+def _blocks(rows: int) -> Arguments:
+    return {"w": torch.randn(rows, 12).to(torch.float8_e4m3fn), "scale": torch.rand(rows, 3), "block": (1, 4)}
+
+
 def _packed(backend: str) -> Callable[[int], Arguments]:
     def make(rows: int) -> Arguments:
         experts = ops.pack_experts(torch.randn(4, 16, 12), torch.randn(4, 12, 8), backend=backend)
@@ -74,6 +78,7 @@ OPS: Mapping[str, tuple[Callable[..., Any], Callable[[int], Arguments]]] = {
     ),
     "fused_moe": (ops.fused_moe, _moe),
     "fused_moe_fp8": (ops.fused_moe_fp8, _moe_fp8),
+    "dequantise_fp8": (ops.dequantise_fp8, _blocks),
     "packed_moe": (ops.packed_moe, _packed("cpu" if ops.backends()["cpu"] == "ok" else "torch")),
     "packed_moe by torch": (ops.packed_moe, _packed("torch")),
     "linear": (ops.linear, lambda n: {"x": torch.randn(n, 12), "w": ops.pack(torch.randn(5, 12))}),
@@ -108,6 +113,7 @@ HARMLESS = {
     ("kv_gather", "blocks", "length"), ("kv_gather", "blocks", "width"), ("kv_gather", "kv", "length"),
     ("kv_gather", "kv", "width"), ("moe_route", "logits", "length"), ("silu_and_mul", "x", "length"),
     ("silu_and_mul", "x", "rank"), ("linear", "x", "length"), ("mla_attention", "cache", "length"),
+    ("dequantise_fp8", "w", "width"),
     ("rms_norm", "weight", "rank"), ("kv_gather", "kv", "dtype"), ("sample", "logits", "width"),
 }  # fmt: skip
 """Other values, and no fault."""
@@ -125,7 +131,8 @@ BLAMED = {
     ("kv_write", "kv", "width"): "k", ("kv_scatter", "kv", "length"): "data", ("kv_scatter", "kv", "width"): "data",
     ("kv_scatter", "blocks", "length"): "data", ("kv_scatter", "blocks", "width"): "data",
     ("sample", "logits", "length"): "temperature", ("fused_moe", "x", "device"): "w13",
-    ("fused_moe_fp8", "x", "device"): "w13",
+    ("fused_moe_fp8", "x", "device"): "w13", ("dequantise_fp8", "w", "rank"): "scale",
+    ("dequantise_fp8", "w", "length"): "scale", ("dequantise_fp8", "w", "device"): "scale",
 }  # fmt: skip
 """Arguments that disagree: which of them is named."""
 
@@ -188,10 +195,7 @@ def test_no_rows_give_no_rows(op: str) -> None:
 def test_a_nan_reaches_no_other_row(op: str) -> None:
     run, make = OPS[op]
     arguments = make(ROWS)
-    rows = arguments.get(
-        "x",
-        arguments.get("q", arguments.get("k", arguments.get("data", arguments["kv"] if op == "kv_gather" else None))),
-    )
+    rows = arguments[next(name for name in ("x", "q", "k", "data", "kv", "w") if name in arguments)]
     if op == "kv_gather":
         rows[:, :, 1] = torch.nan
     else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import omni_kernels as ops
-from omni_kernels import api, reference
+from omni_kernels import reference
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,15 @@ def _seeded() -> None:
 
 def close(got: Tensor, want: Tensor, atol: float = 1e-5) -> None:
     torch.testing.assert_close(got, want, atol=atol, rtol=1e-5)
+
+
+def test_float8_values_are_multiplied_by_the_scale_of_their_block() -> None:
+    w, scale = torch.randn(2, 5, 7).to(torch.float8_e4m3fn), torch.rand(2, 2, 4)
+    want = torch.empty(2, 5, 7)
+    for i, n, k in ((i, n, k) for i in range(2) for n in range(5) for k in range(7)):
+        want[i, n, k] = w[i, n, k].float() * scale[i, n // 3, k // 2]
+    assert ops.dequantise_fp8(w, scale, (3, 2)).equal(want)
+    assert ops.dequantise_fp8(w[0], torch.full((1, 1), 0.5)).equal(w[0].float() / 2)
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
@@ -183,7 +192,7 @@ def test_a_wrong_argument_is_named(what: str) -> None:
 def test_every_op_has_a_definition_and_a_backend() -> None:
     for op in ops.OPS:
         assert getattr(reference, op)
-        assert getattr(api, op)
+        assert getattr(ops, op)
         assert all(ops.backend_of(op, device) for device in ops.DEVICES)
 
 

@@ -100,11 +100,12 @@ class CpuOps:
         if x.dtype not in _FLOATS:
             return reference.silu_and_mul(x)
         x = x.contiguous()
-        width = x.shape[-1] // 2
-        out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-        if out.numel():
+        shape = x.shape
+        width = shape[-1] // 2
+        out = x.new_empty((*shape[:-1], width))
+        if numel := out.numel():
             status = self.native.omni_silu_and_mul(
-                x.data_ptr(), out.numel() // width, width, DTYPES[x.dtype], out.data_ptr(), torch.get_num_threads()
+                x.data_ptr(), numel // width, width, DTYPES[x.dtype], out.data_ptr(), torch.get_num_threads()
             )
             check(status, "silu_and_mul")
         return out

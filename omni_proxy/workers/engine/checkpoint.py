@@ -48,7 +48,7 @@ def load_checkpoint(folder: str | Path, dtype: torch.dtype = torch.float32, draf
     if draft and not config.draft_layers:
         raise CheckpointError(f"{path / 'config.json'}: num_nextn_predict_layers is 0: the model has no draft head")
     config = replace(config, draft_layers=int(draft))
-    files = TensorFolder(path)
+    files = TensorFolder(path, config.fp8_block)
     tensors = _read(files, config, dtype)
     return Checkpoint(config, tensors, digest_of(config, tensors))
 

@@ -91,6 +91,7 @@ def dense_config(fields: Fields) -> ModelConfig:
         max_model_len=longest,
         eos_token_ids=_end_tokens(fields),
         rope_scaling=scaling,
+        fp8_block=_fp8_block(fields),
     )
 
 
@@ -112,7 +113,21 @@ def _refuse_variants(fields: Fields) -> None:
     act = fields.raw.get("hidden_act", "silu")
     if act != "silu":
         raise fields.error(f"hidden_act {act!r} is not supported (silu is)")
-    fields.refuse("quantization_config", "mlp_bias")
+    fields.refuse("mlp_bias")
+
+
+def _fp8_block(fields: Fields) -> tuple[int, int] | None:
+    """The only quantisation that is read: float8 weights with a scale for each block (DeepSeek-V3)."""
+    said = fields.raw.get("quantization_config")
+    if not said:
+        return None
+    how = said if isinstance(said, dict) else {}
+    if (method := how.get("quant_method")) != "fp8":
+        raise fields.error(f"quantization_config: quant_method {method!r} is not supported (fp8 is)")
+    block = how.get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+        raise fields.error(f"quantization_config: weight_block_size must be two positive integers, got {block!r}")
+    return block[0], block[1]
 
 
 def _rope(fields: Fields, longest: int) -> tuple[float, RopeScaling]:

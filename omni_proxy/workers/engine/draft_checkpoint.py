@@ -59,7 +59,7 @@ def _with_eagle(model: Checkpoint, folder: Path, dtype: torch.dtype) -> tuple[Ch
         raise CheckpointError(f"{folder}: no such folder")
     config = read_config(folder)
     _check_fit(folder / "config.json", config, model.config)
-    files = TensorFolder(folder)
+    files = TensorFolder(folder, config.fp8_block)
     where = {_canonical(name): Stored(file, name) for name, file in files.where.items()}
     expected = _eagle_shapes(config, where)
     missing = next((name for name in expected if name not in where), None)

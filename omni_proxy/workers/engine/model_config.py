@@ -80,6 +80,8 @@ class ModelConfig:
     routing: Routing = field(default_factory=Routing)
     draft_layers: int = 0
     """Layers of the draft head: those a config.json names, and once a checkpoint is loaded, those loaded with it."""
+    fp8_block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale where the checkpoint has weights in float8."""
     draft_hidden_first: bool = False
     """The head's projection takes the hidden state before the embedding (MiMo), not after it."""
 

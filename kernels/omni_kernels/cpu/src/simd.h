@@ -166,6 +166,16 @@ INLINE vf silu(vf x) {
 #endif
 }
 
+#if OMNI_LANES >= 8
+// Four values of a row.
+template <int DT>
+INLINE __m128 four_lanes(const char* p) {
+    if constexpr (DT == OMNI_F32) return _mm_loadu_ps(reinterpret_cast<const float*>(p));
+    const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
+}
+#endif
+
 // Four columns of W rows, one vector each: out[i][j] = row[j][i], from `at` bytes on. Four lanes of four rows are loaded
 // into each vector, which halves the shuffles of a transposition.
 template <int DT>
@@ -173,16 +183,10 @@ INLINE void columns(const char* const* rows, int64_t at, vf (&out)[4]) {
 #if OMNI_LANES == 16
     __m512 row[4];
     unroll<4>(EACH {
-        const auto four = [&](int j) __attribute__((always_inline)) {
-            const char* p = rows[j] + at;
-            if constexpr (DT == OMNI_F32) return _mm_loadu_ps(reinterpret_cast<const float*>(p));
-            const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-            return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
-        };
-        row[i] = _mm512_castps128_ps512(four(i));
-        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0x00f0, four(i + 4));
-        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0x0f00, four(i + 8));
-        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0xf000, four(i + 12));
+        row[i] = _mm512_castps128_ps512(four_lanes<DT>(rows[i] + at));
+        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0x00f0, four_lanes<DT>(rows[i + 4] + at));
+        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0x0f00, four_lanes<DT>(rows[i + 8] + at));
+        row[i] = _mm512_mask_broadcast_f32x4(row[i], 0xf000, four_lanes<DT>(rows[i + 12] + at));
     });
     const __m512d a = (__m512d)_mm512_unpacklo_ps(row[0], row[1]), b = (__m512d)_mm512_unpackhi_ps(row[0], row[1]);
     const __m512d c = (__m512d)_mm512_unpacklo_ps(row[2], row[3]), d = (__m512d)_mm512_unpackhi_ps(row[2], row[3]);
@@ -193,13 +197,7 @@ INLINE void columns(const char* const* rows, int64_t at, vf (&out)[4]) {
 #elif OMNI_LANES == 8
     __m256 row[4];
     unroll<4>(EACH {
-        const auto four = [&](int j) __attribute__((always_inline)) {
-            const char* p = rows[j] + at;
-            if constexpr (DT == OMNI_F32) return _mm_loadu_ps(reinterpret_cast<const float*>(p));
-            const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-            return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
-        };
-        row[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(four(i)), four(i + 4), 1);
+        row[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(four_lanes<DT>(rows[i] + at)), four_lanes<DT>(rows[i + 4] + at), 1);
     });
     const __m256d a = (__m256d)_mm256_unpacklo_ps(row[0], row[1]), b = (__m256d)_mm256_unpackhi_ps(row[0], row[1]);
     const __m256d c = (__m256d)_mm256_unpacklo_ps(row[2], row[3]), d = (__m256d)_mm256_unpackhi_ps(row[2], row[3]);
