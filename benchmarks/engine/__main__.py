@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engine import generating, handing, speculating, vllm_cpu
+from benchmarks.engine import agreeing, generating, handing, speculating, vllm_cpu
 from benchmarks.engine.models import demo, random_moe
 from benchmarks.engine.report import Line, report
 
-PARTS = ("demo", "moe", "drafts", "heads", "handoff")
+PARTS = ("demo", "agreement", "moe", "drafts", "heads", "handoff")
 
 
 def main() -> None:
@@ -42,6 +42,8 @@ def _lines(options: argparse.Namespace, scratch: Path) -> Iterator[Line]:
     parts, turns = options.only or PARTS, options.turns
     if "demo" in parts:
         yield from generating.measure(demo(), turns)
+    if "agreement" in parts:
+        yield from agreeing.measure(demo())
     if "moe" in parts:
         moe = random_moe(scratch)
         yield from generating.measure(moe, turns)

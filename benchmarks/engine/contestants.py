@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from queue import Queue
 from threading import Event
 from typing import Protocol
 
@@ -89,6 +90,16 @@ class Ours:
         done.wait()
         self.gaps = [(after - before) / tokens for (before, _), (after, tokens) in pairwise(seen)]
         return list(found.values())
+
+    def ranks(self, prompt: list[int], answer: list[int]) -> list[int]:
+        """Of each token of an answer: how many are at least as likely there."""
+        done: Queue[Output] = Queue()
+        self._count += 1
+        asked = EngineRequest(str(self._count), (*prompt, *answer), SamplingParams(1), prompt_logprobs=0)
+        self._engine.submit(asked, done.put)
+        told = done.get().prompt_logprobs
+        assert told is not None
+        return [one.rank or 0 for one in told[-len(answer) :]]
 
     def drafts(self) -> tuple[int, int]:
         """Tokens drafted since the start, and how many were right."""

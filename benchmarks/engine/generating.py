@@ -1,6 +1,6 @@
 """Prefill and decode of one checkpoint, ours beside theirs, in turns; the least time of each counts.
 
-Each in float32 and in bfloat16, ours with weights of 8 bits as well; all are compared with the quicker of theirs.
+Each in float32 and in bfloat16, ours with weights (and rows) of 8 bits as well; beside all is the quicker of theirs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ PREFILL = 512
 OURS: Final[dict[str, tuple[str, str | None]]] = {
     "": ("float32", None),
     ", bfloat16": ("bfloat16", None),
-    ", bfloat16, int8 weights": ("bfloat16", "int8"),
+    ", bfloat16, int8": ("bfloat16", "int8"),
+    ", bfloat16, w8a8": ("bfloat16", "w8a8"),
 }
 """How our lines are named, and what they are of."""
 

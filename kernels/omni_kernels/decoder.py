@@ -3,7 +3,8 @@ final norm and logits. For models so small that dispatching single ops costs mor
 
 The definition is the same sequence of single ops; activations are float32 whatever the weights' and the cache's dtype.
 Only in a model of bfloat16 (its embedding, and all its matrices) are the rows that enter a product rounded to that,
-where the CPU multiplies pairs of them, and so are queries that meet keys of bfloat16; the router's rows are not.
+where the CPU multiplies pairs of them, and so are queries that meet keys of bfloat16; the router's rows are not. With
+weights of int8 rows may become whole numbers, see `build_decoder`.
 """
 
 from __future__ import annotations
@@ -140,14 +141,15 @@ class Decoder(Protocol):
         ...
 
 
-def build_decoder(weights: DecoderWeights, dtype: torch.dtype | None = None) -> Decoder | None:
+def build_decoder(weights: DecoderWeights, dtype: torch.dtype | None = None, row_bits: int = 0) -> Decoder | None:
     """A decoder of the device's best backend, or None where none has one: then compose the single ops.
 
-    `dtype` is that of the packed matrices, see `pack`; int8 leaves the router as it is.
+    `dtype` and `row_bits` are those of the packed matrices, see `pack`; the router stays as it is. int8 without
+    `row_bits` takes 16 where the CPU multiplies such numbers fastest.
     """
     library = registry.cpu_library() if weights.embedding.device.type == "cpu" else None
     if library is None or weights.embedding.dtype not in (torch.float32, torch.bfloat16):
         return None
     from omni_kernels.cpu.decoder import CpuDecoder
 
-    return CpuDecoder(library, weights, dtype)
+    return CpuDecoder(library, weights, dtype, row_bits)

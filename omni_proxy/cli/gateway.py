@@ -27,7 +27,7 @@ def _add_up(commands: Commands) -> None:
     up.add_argument(
         "--model", type=Path, default=None, metavar="PATH", help="model folder or GGUF file (default: the demo)"
     )
-    up.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
+    up.add_argument("--quantization", choices=("int8", "w8a8"), default=None, help="of the weights (w8a8: and of rows)")
     add_drafts(up)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     up.add_argument("--port", type=port, default=8000, metavar="P", help="port to listen on (default 8000)")

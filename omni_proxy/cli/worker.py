@@ -31,7 +31,9 @@ def add_worker(commands: Commands) -> None:
     worker.add_argument("--kv-lease", type=seconds, default=30.0, metavar="SECONDS")
     worker.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
     worker.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    worker.add_argument("--quantization", choices=("int8",), default=None, help="of the weights, at load")
+    worker.add_argument(
+        "--quantization", choices=("int8", "w8a8"), default=None, help="of the weights (w8a8: and of rows)"
+    )
     add_drafts(worker)
     worker.add_argument("--speculative-tokens", type=positive, default=8, metavar="N", help="the longest draft")
     worker.add_argument("--threads", type=positive, default=1, metavar="N")

@@ -236,13 +236,35 @@ def test_nor_do_they_in_a_model_of_bfloat16(compiled: str) -> None:
     assert together[:50].equal(whole)
 
 
-def test_int8_weights_stay_close(case: Case) -> None:
-    small = ops.build_decoder(case.weights, torch.int8)
+@pytest.mark.parametrize("row_bits", [0, 8, 16])
+def test_int8_weights_stay_close(compiled: str, row_bits: int) -> None:
+    case = Case(decoder_weights(varied_layers()))
+    want = case.step(case.rows([(30, 30)]))
+    small = int8_case(case, row_bits)
+    got = small.step(small.rows([(30, 30)]))
+    assert 0 < ((got - want).norm() / want.norm()).item() < 0.15
+
+
+def int8_case(case: Case, row_bits: int) -> Case:
+    """The same model with quantised matrices, and an empty cache."""
+    small = ops.build_decoder(case.weights, torch.int8, row_bits)
     assert small is not None
-    r = case.rows([(30, 30)])
-    got = small.step(r.tokens, r.positions, r.slots, r.batch, r.logit_rows, case.kv.clone())
-    want = case.step(r)
-    assert ((got - want).norm() / want.norm()).item() < 0.15
+    case.decoder = small
+    case.kv.zero_()
+    return case
+
+
+@pytest.mark.parametrize("row_bits", [0, 8, 16])
+def test_nor_do_they_with_int8_weights(compiled: str, row_bits: int) -> None:
+    case = int8_case(bfloat16_case() if row_bits == 8 else Case(), row_bits)
+    whole = case.step(case.rows([(50, 50)]))
+    again = torch.zeros_like(case.kv)
+    for first, last in ((0, 1), (1, 13), (13, 14), (14, 50)):
+        torch.set_num_threads(1 + first % 3)
+        part = case.step(case.rows([(last - first, last)]), again)
+        assert part.equal(whole[first:last])
+    together = case.step(case.rows([(50, 50), (9, 9), (80, 80)]), torch.zeros_like(case.kv))
+    assert together[:50].equal(whole)
 
 
 BURST = 7

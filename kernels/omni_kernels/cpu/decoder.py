@@ -17,10 +17,14 @@ from omni_kernels.ragged import AttentionBatch
 class CpuDecoder:
     """A decoder's packed weights and the structures that point to them."""
 
-    def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, weights: DecoderWeights, dtype: torch.dtype | None = None, row_bits: int = 0
+    ) -> None:
         self._library = library
         self._ops = CpuOps(library)
         self._dtype = dtype
+        # Rounded to 16 bits rows lose nothing beside weights of 8, and VNNI multiplies such numbers fastest.
+        self._row_bits = row_bits or (16 if dtype == torch.int8 and library.omni_vnni() else 0)
         self._kept: list[Tensor] = []  # memory that the structures point to
         self._layers = (Layer * len(weights.layers))(*map(self._layer, weights.layers))
         vocab, hidden = weights.embedding.shape
@@ -194,8 +198,10 @@ class CpuDecoder:
         )
 
     def _matrix(self, w: Tensor, *, gated: bool = False, exact: bool = False) -> Matrix:
-        dtype = None if exact and self._dtype == torch.int8 else self._dtype
-        packed = self._ops.pack(w, dtype, gated)
+        if exact and self._dtype == torch.int8:
+            packed = self._ops.pack(w, None, gated)
+        else:
+            packed = self._ops.pack(w, self._dtype, gated, self._row_bits)
         self._kept.append(packed.data)
         if packed.scale is not None:
             self._kept.append(packed.scale)

@@ -181,6 +181,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_isa_select": (_I, [_I]),
     "omni_use_amx": (_I, [_I]),
     "omni_use_pairs": (_I, [_I]),
+    "omni_vnni": (_I, []),
     "omni_use_vnni": (_I, [_I]),
     "omni_large_pages": (None, [_P, _N]),
     "omni_packed_bytes": (_N, [_N, _N, _I, _I]),

@@ -18,7 +18,12 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def weight_dtype(config: EngineConfig) -> torch.dtype | None:
     """What the matrices are turned into at load; None leaves them as they are."""
-    return torch.int8 if config.quantization == "int8" else None
+    return None if config.quantization is None else torch.int8
+
+
+def row_bits(config: EngineConfig) -> int:
+    """Of the whole numbers that rows are made before products; 0 leaves that to the kernels."""
+    return 8 if config.quantization == "w8a8" else 0
 
 
 def expert_parallel(config: EngineConfig, checkpoint: Checkpoint, on_lost: Callable[[], None]) -> ExpertParallel | None:

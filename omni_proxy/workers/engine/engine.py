@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from omni_kernels import StepProgress
-from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, weight_dtype
+from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, row_bits, weight_dtype
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.bursts import Bursts
 from omni_proxy.workers.engine.cache_log import CacheLog
@@ -78,6 +78,7 @@ class Engine:
             self._experts,
             weight_dtype(config),
             head,
+            row_bits(config),
         )
         self._events = publisher(config)
         self._log = None if self._events is None else CacheLog(sizes.block_size)

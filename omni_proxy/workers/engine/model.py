@@ -48,7 +48,8 @@ class DecoderModel:
     """The decoder of one checkpoint: one call of `omni_kernels` a step where it offers that, else op by op.
 
     `fused` False takes the single ops in any case: they define what the one call computes. So do `experts` elsewhere
-    and latent attention. `weight_dtype` int8 quantises the matrices at load; None keeps what they hold.
+    and latent attention. `weight_dtype` int8 quantises the matrices at load; None keeps what they hold. `row_bits` 8
+    quantises rows as well, which only the one call does: ValueError where there is none.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class DecoderModel:
         fused: bool = True,
         experts: Experts | None = None,
         weight_dtype: torch.dtype | None = None,
+        row_bits: int = 0,
     ) -> None:
         self.config = config = checkpoint.config
         tensors = checkpoint.tensors
@@ -75,7 +77,9 @@ class DecoderModel:
         self._layers: list[_Layer] = []
         weights = [layer_weights(config, tensors, i, experts is None) for i in range(config.num_layers)]
         if fused and experts is None:
-            self._decoder = self._build_decoder(weights, head, weight_dtype)
+            self._decoder = self._build_decoder(weights, head, weight_dtype, row_bits)
+        if self._decoder is None and row_bits:
+            raise ValueError("quantization w8a8: this model runs op by op here, which has no such products")
         if self._decoder is None:
             self._layers = [self._layer(i, w, experts, weight_dtype) for i, w in enumerate(weights)]
             self._head = ops.pack(head, weight_dtype)
@@ -163,7 +167,9 @@ class DecoderModel:
             else SparseMlp(config, index, mlp, self.expert_tokens[index], experts, dtype),
         )
 
-    def _build_decoder(self, layers: list[LayerWeights], head: Tensor, dtype: torch.dtype | None) -> ops.Decoder | None:
+    def _build_decoder(
+        self, layers: list[LayerWeights], head: Tensor, dtype: torch.dtype | None, row_bits: int
+    ) -> ops.Decoder | None:
         config = self.config
         if config.latent is not None:
             return None
@@ -182,6 +188,7 @@ class DecoderModel:
                 clip=config.clip_qkv,
             ),
             dtype,
+            row_bits,
         )
 
 

@@ -42,8 +42,11 @@ class Runner:
         experts: Experts | None = None,
         weight_dtype: torch.dtype | None = None,
         head: HeadCheckpoint | None = None,
+        row_bits: int = 0,
     ) -> None:
-        self.model = DecoderModel(checkpoint, max_model_len, experts=experts, weight_dtype=weight_dtype)
+        self.model = DecoderModel(
+            checkpoint, max_model_len, experts=experts, weight_dtype=weight_dtype, row_bits=row_bits
+        )
         self._block_size = block_size
         self._layers = checkpoint.config.num_layers
         self._spare_slot = num_blocks * block_size

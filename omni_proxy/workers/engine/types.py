@@ -257,7 +257,8 @@ class EngineConfig:
     prefix_caching: bool = True
     dtype: str = "float32"
     quantization: str | None = None
-    """int8 keeps the matrices in 8 bits, quantised at load; None keeps what the checkpoint holds."""
+    """int8 keeps the matrices in 8 bits, quantised at load; w8a8 also makes the rows that meet them whole numbers of 8
+    bits; None keeps what the checkpoint holds."""
     threads: int | None = None
     speculation: str = "ngram"
     """ngram: what a text has said before is tried as what it says next; head: a draft head guesses too; or off."""

@@ -111,7 +111,7 @@ def check_config(config: EngineConfig) -> None:
         "speculation": ("ngram", "head", "off"),
         "kv_load_failure_policy": ("fail", "recompute"),
         "dtype": ("float32", "bfloat16"),
-        "quantization": (None, "int8"),
+        "quantization": (None, "int8", "w8a8"),
     }
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:

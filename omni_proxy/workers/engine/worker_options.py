@@ -13,7 +13,7 @@ _CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
     "speculation": ("ngram", "head", "off"),
     "kv_load_failure_policy": ("fail", "recompute"),
     "dtype": ("float32", "bfloat16"),
-    "quantization": (None, "int8"),
+    "quantization": (None, "int8", "w8a8"),
     "log_level": ("debug", "info", "warning", "error", "critical"),
 }
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from omni_kernels import registry
 from omni_proxy.workers.engine.architectures.registry import ARCHITECTURES
 from omni_proxy.workers.engine.checkpoint import load_checkpoint
 from omni_proxy.workers.engine.engine import Engine
@@ -93,15 +95,31 @@ def test_greedy_tokens_through_prefix_hits_and_a_handoff(cases: Callable[[str], 
         assert d.stats().prompt_tokens_computed == 1
 
 
+@pytest.mark.parametrize("row_bits", [0, 8])
 @pytest.mark.parametrize("name", ["llama3", "mixtral", "deepseek_v3", "pangu"])
-def test_int8_weights_stay_close(cases: Callable[[str], Case], name: str) -> None:
+def test_int8_weights_stay_close(cases: Callable[[str], Case], name: str, row_bits: int) -> None:
     case, tokens = cases(name), prompt(20, vocab=VOCAB)
     paged = Paged(case.folder, 1, 20)
-    paged.model = DecoderModel(load_checkpoint(case.folder), 256, weight_dtype=torch.int8)
+    model = partial(DecoderModel, load_checkpoint(case.folder), 256, weight_dtype=torch.int8, row_bits=row_bits)
+    if row_bits and (name == "deepseek_v3" or registry.cpu_library() is None):
+        with pytest.raises(ValueError, match=r"^quantization w8a8: this model runs op by op"):
+            model()
+        return
+    paged.model = model()
     (got,) = paged.run([(0, 0, tokens)])
     want = case.logits(tokens)
     error = ((got - want).norm() / want.norm()).item()
     assert 0 < error < 0.1
+
+
+def test_with_rows_of_8_bits_neighbours_change_nothing(cases: Callable[[str], Case]) -> None:
+    if registry.cpu_library() is None:
+        pytest.skip("no compiled kernels here")
+    asked = [request(str(n), prompt(9 + n, vocab=VOCAB), 20) for n in range(4)]
+    with running(cases("mixtral").folder, quantization="w8a8", dtype="bfloat16") as engine:
+        alone = [Call(engine, replace(one, request_id=f"alone-{one.request_id}")).tokens for one in asked]
+        calls = [Call(engine, one) for one in asked]
+        assert [call.tokens for call in calls] == alone
 
 
 def test_an_engine_with_int8_weights_refuses_kv_of_exact_ones(cases: Callable[[str], Case]) -> None:

@@ -267,6 +267,7 @@ int32_t omni_use_pairs(int32_t on) {
     return pairs_on;
 }
 
+int32_t omni_vnni(void) { return vnni_ready(); }
 int32_t omni_use_vnni(int32_t on) {
     vnni_on = on && detect_vnni();
     return vnni_on;

@@ -127,6 +127,7 @@ OMNI_API int32_t omni_isa_select(int32_t index);  // 0: done; 1: this machine ca
 OMNI_API int32_t omni_use_amx(int32_t on);  // for bfloat16 rows; returns whether it is used from now on
 
 OMNI_API int32_t omni_use_pairs(int32_t on);  // AVX512_BF16 for bfloat16 rows; returns whether it is used from now on
+OMNI_API int32_t omni_vnni(void);             // whether it is used
 OMNI_API int32_t omni_use_vnni(int32_t on);   // AVX512_VNNI for products of whole numbers; likewise
 // Asks for large pages under memory that nothing has written to yet, where the system has them: reads of weights are
 // then a fifth to a half faster, since hardware fetches ahead within a page only.

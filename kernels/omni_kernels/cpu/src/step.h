@@ -134,7 +134,7 @@ static bool attention_layer(Team& team, Step& s, int64_t index) {
     if (!team.sync()) return false;
     if (team.rank == 0) tell_progress(s.args, index + 1);
     const float scale = 1.0f / __builtin_sqrtf(float(m.dim));
-    attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen, K_EACH<A> == 2});
+    attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen, K_EACH<A> != 1 && pairs_ready()});
     if (!team.sync()) return false;
     const void* next = layer.gate.data ? layer.gate.data : layer.mlp.w13.data;
     linear<A>(team, s.seen, s.args->rows, layer.out, next, Put<true>{s.x, m.hidden, layer.out_bias});
