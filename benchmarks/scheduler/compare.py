@@ -29,7 +29,7 @@ def scheduler(settings: Mapping[str, object]) -> Make:
 
 def contestants(ablate: bool) -> dict[str, Make]:
     """Who runs: routers first, then the scheduler."""
-    found: dict[str, Make] = {name: router(name) for name in ("match-ratio", "least-requests")}
+    found: dict[str, Make] = {name: router(name) for name in ("match-ratio", "least-requests", "token-cost")}
     found["omni-proxy"] = scheduler({})
     if ablate:
         for name, settings in ablations(CoreSettings(prefix_aware=True, queue_timeout_s=1e6)):
@@ -38,7 +38,7 @@ def contestants(ablate: bool) -> dict[str, Make]:
 
 
 def compare(trace: Path, load: float, basis: str, limit: int | None, ablate: bool, say: Callable[[str], None]) -> None:
-    """Print the table of one workload; in brackets, what the better router has of it is 1."""
+    """Print the table of one workload; in brackets, what the better of the first two routers has of it is 1."""
     workers = cluster_of(None, 6, 6, 0, preset("h200-deepseek-r1"))
     workload = at_load(load_workload(WorkloadChoice(trace, None, limit, 0)), workers, load, LoadBasis(basis))
     say(f"{trace.name}, 6P + 6D, load {load:g} ({basis}), {len(workload.requests)} requests")

@@ -49,8 +49,20 @@ def full_core(prefill: int, decode: int, waiting: int, order: str, fair: bool = 
     return core, leases
 
 
+RUNS = 3
+
+
 def pass_ms(prefill: int, decode: int, waiting: int, order: str, fair: bool = False) -> tuple[float, float]:
-    """Median and worst time of the planning that an answer of P causes, in milliseconds of CPU."""
+    """Median and worst time of the planning that an answer of P causes, in milliseconds of CPU.
+
+    The same passes come several times, and of each the quickest counts: what else the machine does is left out.
+    """
+    runs = [_passes_ms(prefill, decode, waiting, order, fair) for _ in range(RUNS)]
+    quickest = [min(same) for same in zip(*runs, strict=True)]
+    return median(quickest), max(quickest)
+
+
+def _passes_ms(prefill: int, decode: int, waiting: int, order: str, fair: bool) -> list[float]:
     core, leases = full_core(prefill, decode, waiting, order, fair)
     now, spent = 10.0, []
     for lease in leases[:40]:
@@ -58,7 +70,7 @@ def pass_ms(prefill: int, decode: int, waiting: int, order: str, fair: bool = Fa
         begun = time.process_time()
         core.handle(PrefillDone(lease, True, usage=Usage(None, 1, 0)), now)
         spent.append(1000 * (time.process_time() - begun))
-    return median(spent), max(spent)
+    return spent
 
 
 def at_once_us(prefill: int, decode: int, rounds: int = 300) -> float:

@@ -18,7 +18,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from math import inf
+from operator import sub
 from typing import Final
 
 from omni_proxy.lifecycle.request import Request
@@ -91,10 +93,11 @@ class Ageing:
         oldest = min([r.queued_at for r in on_time])
         if now - oldest + sum([r.work_s for r in on_time]) / part + margin_s <= bound_s:
             return frozenset()  # in any order
-        by_age = sorted([(r.queued_at, place) for place, r in enumerate(on_time)])
-        until = bound_s - now
-        rows = [(since + until, on_time[place].work_s / part, place) for since, place in by_age]
-        return _before_least_slack(_feasible(rows), margin_s, on_time)
+        by_age = sorted(on_time, key=_since)
+        # Of what passes until each one's bound, so much is for those on time.
+        left_s = [(r.queued_at + bound_s - now) * part for r in by_age]
+        upto = _before_least_slack(left_s, [r.work_s for r in by_age], margin_s * part)
+        return frozenset([by_age[place].rid for place in upto])
 
     @property
     def late_first(self) -> bool:
@@ -110,40 +113,35 @@ class Ageing:
         self._ahead_s = 0.0
 
 
-_Row = tuple[float, float, int]
-"""Seconds that are left, seconds of work, place in the queue; the least left first."""
+def _since(request: Request) -> float:
+    return request.queued_at
 
 
-def _feasible(rows: Sequence[_Row]) -> Sequence[_Row]:
-    """As many of these as can be done in time one after another: where that fails, the largest is left out."""
-    if _all_in_time(rows):
-        return rows
-    kept: list[tuple[float, int]] = []
-    sum_s, left_out = 0.0, set()
-    for place, (left_s, work_s, _) in enumerate(rows):
-        sum_s += work_s
-        heapq.heappush(kept, (-work_s, place))
-        while kept and sum_s > left_s:
+def _before_least_slack(left_s: Sequence[float], work_s: Sequence[float], margin_s: float) -> Sequence[int]:
+    """Those up to the one with the least slack, if that is below the margin; of those that can be done in time.
+
+    Each has so much time left, rising, and so much work. All come by their place.
+    """
+    slack = list(map(sub, left_s, accumulate(work_s)))
+    kept: Sequence[int] = range(len(slack))
+    if min(slack) < 0.0:
+        kept = _feasible(left_s, work_s, slack)
+        slack = list(map(sub, [left_s[place] for place in kept], accumulate([work_s[place] for place in kept])))
+    least = min(slack, default=inf)
+    return kept[: slack.index(least) + 1] if least < margin_s else ()
+
+
+def _feasible(left_s: Sequence[float], work_s: Sequence[float], slack: Sequence[float]) -> list[int]:
+    """As many as can be done in time one after another: where that fails, the largest is left out."""
+    begin = next(place for place, spare_s in enumerate(slack) if spare_s < 0.0)
+    kept = [(-work_s[place], place) for place in range(begin)]
+    heapq.heapify(kept)
+    sum_s, left_out = sum(work_s[:begin]), set()
+    for place in range(begin, len(slack)):
+        sum_s += work_s[place]
+        heapq.heappush(kept, (-work_s[place], place))
+        while kept and sum_s > left_s[place]:
             largest, which = heapq.heappop(kept)
             sum_s += largest
             left_out.add(which)
-    return [row for place, row in enumerate(rows) if place not in left_out]
-
-
-def _all_in_time(rows: Sequence[_Row]) -> bool:
-    sum_s = 0.0
-    for left_s, work_s, _ in rows:
-        sum_s += work_s
-        if sum_s > left_s:
-            return False
-    return True
-
-
-def _before_least_slack(rows: Sequence[_Row], margin_s: float, waiting: Sequence[Request]) -> frozenset[str]:
-    """Those up to the one with the least slack, if that is below the margin."""
-    sum_s, least, upto = 0.0, inf, 0
-    for count, (left_s, work_s, _) in enumerate(rows, 1):
-        sum_s += work_s
-        if left_s - sum_s < least:
-            least, upto = left_s - sum_s, count
-    return frozenset([waiting[place].rid for _, _, place in rows[:upto]]) if least < margin_s else frozenset()
+    return [place for place in range(len(slack)) if place not in left_out]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
+from typing import Final
 
 from omni_proxy.apc.index import PrefixIndex
 from omni_proxy.lifecycle.enums import AGGREGATED
@@ -19,6 +20,9 @@ from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.scheduler.pools import Pool, Pools, domain_of
 from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.settings import SchedulingSettings
+
+_MOST_ADDED: Final = 0.5
+"""Of a decode worker's step, that a prompt may make it longer."""
 
 Soonest = Callable[[Request, float], float]
 """The instant at which a P could have computed a prompt."""
@@ -79,8 +83,8 @@ class AnswerPlan:
     def place_alone(self, request: Request, soonest: Soonest, now: float) -> bool:
         """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
 
-        It is worth it unless the prompt makes a step of the worker at most twice as long, so that no answer that it
-        makes is held up by more than a token, and the worker has it sooner than a prefill worker could.
+        It is worth it unless the prompt makes a step of the worker half as long again at most, so that no answer made
+        there is held up much, and is ready sooner by more than all those answers lose together.
         """
         pool = self._pools.of(request.model)
         limit = self._aggregate_below
@@ -114,9 +118,13 @@ class AnswerPlan:
     def _worth_alone(self, request: Request, choice: AnswerChoice, pool: Pool, soonest: Soonest, now: float) -> bool:
         worker, tokens = choice.worker, request.prompt_tokens - choice.cached
         step_s = worker.decoding.cost.step_s(worker.seqs, worker.kv_tokens)
-        if worker.prefill_tokens or worker.backlog.cost.added_s(tokens, choice.cached) > step_s:
+        added_s = worker.backlog.cost.added_s(tokens, choice.cached)
+        if worker.prefill_tokens or added_s > _MOST_ADDED * step_s:
             return False
-        return not pool.prefill or choice.prefill_s < soonest(request, now) - now + self._booking.learning.handoff_s
+        if not pool.prefill:
+            return True
+        sooner_s = soonest(request, now) - now + self._booking.learning.handoff_s - choice.prefill_s
+        return sooner_s > added_s * worker.seqs
 
     def _grant(self, request: Request, choice: AnswerChoice, now: float) -> None:
         prefill_tokens = 0

@@ -9,7 +9,8 @@ share goes, those that would be late otherwise (`ageing.py`), and then the order
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 from omni_proxy.lifecycle.request import Request
@@ -100,41 +101,52 @@ class Lineup:
         if len(waiting) < 2:
             self._ageing.even()
             return waiting
-        ageing = self._ageing
-        starved_group, late_turn = (_STARVED, 0) if ageing.late_first else (_STARVED_LATER, 2)
-        due = now - ageing.bound_s
-        on_time: list[_Standing] = []
-        standings: list[_Standing] = []
-        for place, (request, rank) in enumerate(zip(waiting, self._order.ranks(waiting, now), strict=True)):
-            priority, since = request.spec.priority, request.queued_at
-            if request.retries and queue.goes_first(request):
-                standing = (_AGAIN, 0, 0, since, place, request)
-            elif since > due:
-                standing = (_ORDINARY, priority, 1, rank, place, request)
-                on_time.append(standing)
-            elif ageing.is_starved(request, now):
-                standing = (starved_group, 0, 0, since, place, request)
-            else:
-                standing = (_ORDINARY, priority, late_turn, since, place, request)
-            standings.append(standing)
-        late = len(waiting) - len(on_time)
-        for request, place in self._pressed(on_time, late > 0, now):
+        ranks, due = self._order.ranks(waiting, now), now - self._ageing.bound_s
+        # Most are neither late nor come back: tuples are made for all at once, and then exchanged for a few.
+        classes = [request.spec.priority for request in waiting]
+        standings: list[_Standing] = list(
+            zip(repeat(_ORDINARY), classes, repeat(1), ranks, range(len(waiting)), waiting, strict=False)
+        )
+        on_time, late = self._stand_out(queue, standings, due, now)
+        for place in self._pressed(on_time, late > 0, now):
+            request = waiting[place]
             standings[place] = (_ORDINARY, request.spec.priority, 0, request.queued_at, place, request)
         if not 0 < late < len(waiting):
-            ageing.even()
+            self._ageing.even()
         if self._shares is None:
             return [standing[5] for standing in heapq.nsmallest(count, standings)]
         return self._fair(sorted(standings), count, self._shares)
 
-    def _pressed(self, on_time: Sequence[_Standing], late: bool, now: float) -> Iterator[tuple[Request, int]]:
-        """Who must go before the first in the order, of the class whose turn it is, with its place. `late`: are any?"""
+    def _stand_out(
+        self, queue: WaitingQueue, standings: list[_Standing], due: float, now: float
+    ) -> tuple[Sequence[_Standing], int]:
+        """Give those their places who come back or are late; returns those on time, and how many are not."""
+        ageing = self._ageing
+        starved_group, late_turn = (_STARVED, 0) if ageing.late_first else (_STARVED_LATER, 2)
+        out: set[int] = set()
+        for _, priority, _, _, place, request in standings:
+            since = request.queued_at
+            if since > due and not request.retries:
+                continue
+            if request.retries and queue.goes_first(request):
+                standings[place] = (_AGAIN, 0, 0, since, place, request)
+            elif since > due:
+                continue
+            elif ageing.is_starved(request, now):
+                standings[place] = (starved_group, 0, 0, since, place, request)
+            else:
+                standings[place] = (_ORDINARY, priority, late_turn, since, place, request)
+            out.add(place)
+        return ([standing for standing in standings if standing[4] not in out] if out else standings), len(out)
+
+    def _pressed(self, on_time: Sequence[_Standing], late: bool, now: float) -> list[int]:
+        """Who must go before the first in the order, of the class whose turn it is, by place. `late`: are any?"""
         if not on_time:
-            return
+            return []
         first = min(on_time)
         rows = [standing[5] for standing in on_time if standing[1] == first[1]]
         pressed = self._ageing.pressed(rows, first[5], late, now)
-        if pressed:
-            yield from [(standing[5], standing[4]) for standing in on_time if standing[5].rid in pressed]
+        return [standing[4] for standing in on_time if standing[5].rid in pressed] if pressed else []
 
     def _fair(self, standings: list[_Standing], count: int, shares: Shares) -> list[Request]:
         """Each class of the ordinary ones merged by fair shares; those in front of them as they are."""

@@ -138,7 +138,8 @@ class PrefillPlan:
         for place, worker in enumerate(able):
             backlog = worker.backlog
             have = min(cached.get(worker.name, 0), prompt - 1) if cached else 0
-            score = backlog.booked_until + counts * backlog.cost.seconds(prompt - have, have)
+            uncached, (a, b, c) = prompt - have, backlog.cost.weights
+            score = backlog.booked_until + counts * (a + uncached * (b + c * (have + 0.5 * uncached)))
             if extra is not None:
                 score += extra[place]
             if worker.weight != 1.0:

@@ -48,6 +48,7 @@ class RouterWorker:
     place: int
     requests: int = 0
     tokens: int = 0
+    """Of their prompts, as far as the worker did not hold them."""
     last_used: int = 0
 
 
@@ -57,6 +58,8 @@ class _Routed:
     spec: RequestSpec
     marks: list[Mark]
     prompt_tokens: int = 0
+    tokens: int = 0
+    """What the leg under way counts for on its worker."""
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     prefill: str | None = None
@@ -113,9 +116,15 @@ def longest_match(workers: Sequence[RouterWorker], prompt_tokens: int, cached: M
     return max(workers, key=score)
 
 
+def token_cost(workers: Sequence[RouterWorker], prompt_tokens: int, cached: Mapping[str, int]) -> RouterWorker:
+    """The worker with the fewest prompt tokens to compute, this prompt's included."""
+    return min(workers, key=lambda w: (w.tokens - cached.get(w.name, 0), w.requests, w.last_used, w.place))
+
+
 BASELINES: Final[Mapping[str, Route]] = {
     "match-ratio": match_ratio,
     "match-and-load": longest_match,
+    "token-cost": token_cost,
     "least-requests": least_requests,
     "round-robin": round_robin,
 }
@@ -184,6 +193,7 @@ class RouterCore:
         cached = self._index.match(event.block_keys)
         worker = self._route(self._prefill, request.prompt_tokens, cached)
         request.prefill = worker.name
+        request.tokens = request.prompt_tokens - cached.get(worker.name, 0)
         return [StartPrefill(self._take(request, worker, Leg.PREFILL))]
 
     def _prefill_done(self, event: PrefillDone, now: float) -> list[Effect]:
@@ -193,6 +203,7 @@ class RouterCore:
         request.prefill_done_at = now
         request.cached_tokens = event.usage.cached_tokens
         self._mark(lease.rid, now, Stage.DECODE_WAITING, Stage.DECODE_SCHEDULED)
+        request.tokens = request.prompt_tokens
         worker = least_requests(self._decode, request.prompt_tokens, {})
         return [StartDecode(self._take(request, worker, Leg.DECODE), request.prefill)]
 
@@ -216,14 +227,14 @@ class RouterCore:
         self._clock += 1
         worker.last_used = self._clock
         worker.requests += 1
-        worker.tokens += request.prompt_tokens
+        worker.tokens += request.tokens
         request.placements.append(Placement(worker.name, leg, "router"))
         return Lease(request.rid, len(request.placements), worker.name, leg)
 
     def _give(self, request: _Routed, lease: Lease) -> None:
         worker = self._by_name[lease.worker]
         worker.requests -= 1
-        worker.tokens -= request.prompt_tokens
+        worker.tokens -= request.tokens
 
 
 def _record(request: _Routed, outcome: Outcome, detail: str, attempts: int) -> RequestRecord:

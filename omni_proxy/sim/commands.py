@@ -36,7 +36,7 @@ from omni_proxy.sim.workload import Workload
 from omni_proxy.sim.world import World
 
 SettingsOf = Callable[[Config], CoreSettings]
-COMPARED = ("match-ratio", "least-requests", "round-robin")
+COMPARED = ("match-ratio", "token-cost", "least-requests", "round-robin")
 
 
 def simulate(options: argparse.Namespace, settings_of: SettingsOf, say: Callable[[str], None]) -> int:

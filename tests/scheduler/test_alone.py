@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.core import Core
-from omni_proxy.messages import Arrived, FirstToken, StartDecode, StartPrefill
+from omni_proxy.messages import Arrived, FirstToken, PrefillDone, StartDecode, StartPrefill
 from omni_proxy.scheduler.cost import PrefillCost
 from omni_proxy.scheduler.settings import SchedulingSettings
 from tests.core.steps import core_of, spec
@@ -22,18 +22,31 @@ def first_leg(core: Core, rid: str, tokens: int, at: float) -> StartPrefill | St
     return effect
 
 
-def test_a_prompt_that_lengthens_a_step_by_less_than_a_step_needs_no_handoff() -> None:
-    assert isinstance(first_leg(by_cost(), "short", 200, 0.0), StartDecode)  # 10 ms in a step of 15 ms
-    assert isinstance(first_leg(by_cost(), "long", 400, 0.0), StartPrefill)  # 20 ms
+def test_a_prompt_that_lengthens_a_step_by_less_than_half_needs_no_handoff() -> None:
+    assert isinstance(first_leg(by_cost(), "short", 100, 0.0), StartDecode)  # 5 ms in a step of 15 ms
+    assert isinstance(first_leg(by_cost(), "long", 200, 0.0), StartPrefill)  # 10 ms
+
+
+def test_what_the_answers_made_there_would_lose_counts() -> None:
+    core, answers = by_cost(), 0
+    while isinstance(begun := first_leg(core, f"a{answers}", 100, 0.1 * answers), StartDecode):
+        core.handle(FirstToken(begun.lease), 0.1 * answers + 0.015)
+        answers += 1
+        assert answers < 20, "5 ms for each of so many answers are more than a handoff takes"
+    assert answers > 1
+    now = 0.1 * answers + 0.001
+    core.handle(Arrived("long", spec(60_000)), now)  # P will be at it for seconds
+    core.handle(PrefillDone(begun.lease, True), now + 0.02)
+    assert isinstance(first_leg(core, "short", 100, now + 0.03), StartDecode)
 
 
 def test_a_worker_computes_one_such_prompt_at_a_time() -> None:
     core = by_cost()
-    begun = first_leg(core, "a", 200, 0.0)
+    begun = first_leg(core, "a", 100, 0.0)
     assert isinstance(begun, StartDecode)
-    assert isinstance(first_leg(core, "b", 200, 0.001), StartPrefill)
+    assert isinstance(first_leg(core, "b", 100, 0.001), StartPrefill)
     core.handle(FirstToken(begun.lease), 0.03)
-    assert isinstance(first_leg(core, "c", 200, 0.04), StartDecode)
+    assert isinstance(first_leg(core, "c", 100, 0.04), StartDecode)
 
 
 def test_the_fixed_cost_of_a_pass_that_is_made_anyway_does_not_count() -> None:

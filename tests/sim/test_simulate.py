@@ -53,9 +53,10 @@ def test_a_report_as_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FAST, "--prefill", "2", "--decode", "1", "--compare"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:5]] == ["omni-proxy", "match-ratio", "least-requests", "round-robin"]
-    off = [line.split("  ")[0] for line in lines[9:]]
-    assert lines[8].startswith("omni-proxy")
+    names = ["omni-proxy", "match-ratio", "token-cost", "least-requests", "round-robin"]
+    assert [line.split()[0] for line in lines[1:6]] == names
+    off = [line.split("  ")[0] for line in lines[10:]]
+    assert lines[9].startswith("omni-proxy")
     assert off[:2] == ["order fcfs", "order shortest-uncached"]
     assert {f"without {name}" for name in MECHANISMS} < set(off)
     assert off[-1] == "prefixes not followed"

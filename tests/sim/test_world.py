@@ -7,7 +7,7 @@ import pytest
 
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Mode, Outcome, Stage
-from omni_proxy.sim.baselines import BASELINES, router
+from omni_proxy.sim.baselines import BASELINES, RouterWorker, router
 from omni_proxy.sim.cluster import make_cluster
 from omni_proxy.sim.run import Delays
 from omni_proxy.sim.synthetic import parse_synthetic
@@ -98,3 +98,9 @@ def test_routers_answer_everything(name: str) -> None:
     if name == "match-ratio":
         spread = World(workload, make_cluster(3, 2, 0, SMALL), router("round-robin")).run()
         assert sum(r.cached_tokens or 0 for r in run.records) > sum(r.cached_tokens or 0 for r in spread.records)
+
+
+def test_token_cost_counts_what_is_left_to_compute() -> None:
+    workers = [RouterWorker("a", 0, requests=1, tokens=500), RouterWorker("b", 1, requests=3, tokens=300)]
+    assert BASELINES["token-cost"](workers, 1000, {}).name == "b"
+    assert BASELINES["token-cost"](workers, 1000, {"a": 256}).name == "a"
