@@ -17,25 +17,23 @@ from typing import Any, Final
 
 import torch
 
-from omni_kernels import StepProgress
+from omni_proxy.workers.engine.arrivals import Arrivals
 from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, row_bits, weight_dtype
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.bursts import Bursts
 from omni_proxy.workers.engine.cache_log import CacheLog
 from omni_proxy.workers.engine.counters import Counters, read_stats
 from omni_proxy.workers.engine.draft_checkpoint import load_with_head
-from omni_proxy.workers.engine.drafting import drafter_of, learn
+from omni_proxy.workers.engine.drafting import drafter_of
 from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
-from omni_proxy.workers.engine.kv_puller import Transfer
-from omni_proxy.workers.engine.kv_pusher import Computing
-from omni_proxy.workers.engine.outputs import output_of
-from omni_proxy.workers.engine.planner import Chunk, Planner
-from omni_proxy.workers.engine.pull import Pull, PullState
+from omni_proxy.workers.engine.outputs import output_of, say
+from omni_proxy.workers.engine.planner import Planner
 from omni_proxy.workers.engine.runner import Runner
 from omni_proxy.workers.engine.sampler import Drawn
-from omni_proxy.workers.engine.sequence import Phase, Sequence, finish_reason
+from omni_proxy.workers.engine.sequence import Sequence, finish_reason
 from omni_proxy.workers.engine.sizing import block_bytes, engine_info, kv_layout
+from omni_proxy.workers.engine.stepper import Outlet, Stepper
 from omni_proxy.workers.engine.types import (
     Emit,
     EngineConfig,
@@ -93,10 +91,29 @@ class Engine:
             block_bytes(config, checkpoint.config),
             self._runner,
             on_lease_ended=lambda rid: self._inbox.put(lambda: self._release_or_unpin(rid)),
-            on_pull_ended=lambda pull: self._inbox.put(lambda: self._pull_ended(pull)),
+            on_pull_ended=lambda pull: self._inbox.put(lambda: self._arrivals.ended(pull)),
         )
         self.info: EngineInfo = engine_info(config, checkpoint.config, self._transfers.server.port)
         self._counters = Counters()
+        outlet = Outlet(self._end_of, self._emit, self._finish)
+        self._stepper = Stepper(
+            self._runner,
+            self._planner,
+            self._transfers.pusher,
+            self._counters,
+            self._bursts,
+            self._drafter,
+            outlet,
+        )
+        self._arrivals = Arrivals(
+            self._planner,
+            self._transfers,
+            self._runner,
+            self._counters,
+            self.info.block_bytes,
+            config.kv_load_failure_policy == "recompute",
+            self._finish,
+        )
         self._emits: dict[str, Emit] = {}
         """Live requests, from `submit` to their last output. Guarded by the lock when written."""
         self._waits = Waits()
@@ -229,7 +246,7 @@ class Engine:
             reason, error = FinishReason.ABANDONED, str(exc)
         except Exception as exc:
             log.exception("the engine has stopped")
-            reason, error = FinishReason.ERROR, _say(exc)
+            reason, error = FinishReason.ERROR, say(exc)
         self._begin_stop()
         self._drain(0.0)
         for seq in self._planner:
@@ -289,7 +306,7 @@ class Engine:
         except Exception as exc:
             log.exception("planning failed")
             for seq in self._planner:
-                self._finish(seq, FinishReason.ERROR, error=_say(exc))
+                self._finish(seq, FinishReason.ERROR, error=say(exc))
             return False
         self._counters.planned(plan)
         self._waits.admitted(plan.admitted, time.monotonic())
@@ -297,58 +314,10 @@ class Engine:
             self._transfers.pusher.paused(seq.request_id)
             self._runner.forget(seq.request_id)
         for seq in plan.pulls:
-            self._begin_pull(seq)
+            self._arrivals.begin(seq)
         if plan.chunks:
-            self._compute(plan.chunks, plan.steps)
+            self._stepper.compute(plan.chunks, plan.steps)
         return bool(plan.chunks or plan.admitted or plan.preempted)
-
-    def _compute(self, chunks: tuple[Chunk, ...], steps: int) -> None:
-        try:
-            begun = time.thread_time()  # what neighbours take from the machine is no cost of a draft
-            if steps > 1:
-                drawn = self._runner.burst(chunks, steps)
-            else:
-                drawn = self._runner.run(chunks, self._begin_pushes(chunks))
-            seconds = time.thread_time() - begun
-            self._transfers.pusher.computed()
-        except RankLost:
-            raise  # no step will work again: the engine ends, and its worker with it
-        except Exception as exc:
-            log.exception("a step of %d sequences failed", len(chunks))
-            for chunk in chunks:
-                self._finish(chunk.seq, FinishReason.ERROR, error=_say(exc))
-            return
-        if all(chunk.count == 1 for chunk in chunks):
-            self._bursts.took([chunk.draft for chunk in chunks], len(chunks), steps, seconds)
-        if self._drafter is not None:
-            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], seconds / steps)
-        for chunk, tokens in zip(chunks, drawn, strict=True):
-            self._accept(chunk, tokens)
-
-    def _begin_pushes(self, chunks: tuple[Chunk, ...]) -> StepProgress | None:
-        """Say which of the chunks' KV others wait for; what the step must tell them, if any."""
-        parts = [
-            Computing(chunk.seq.request_id, tuple(chunk.seq.blocks), chunk.seq.kv_len, chunk.start + chunk.count)
-            for chunk in chunks
-            if chunk.seq.request.room is not None
-        ]
-        return self._transfers.pusher.computing(parts) if parts else None
-
-    def _accept(self, chunk: Chunk, drawn: tuple[Drawn, ...]) -> None:
-        """Book what a chunk gave; a token that ends the sequence is the last, whatever was drawn after it."""
-        seq = chunk.seq
-        self._planner.advance(chunk, drawn[0].token_id if drawn else None)
-        reason = self._end_of(seq) if drawn else None
-        taken = min(1, len(drawn))
-        while reason is None and taken < len(drawn):
-            self._planner.confirm(seq, drawn[taken].token_id)
-            reason = self._end_of(seq)
-            taken += 1
-        self._counters.computed(chunk, taken)
-        if reason is not None:
-            self._finish(seq, reason, drawn[:taken])
-        elif drawn:
-            self._emit(output_of(seq, drawn))
 
     def _end_of(self, seq: Sequence) -> FinishReason | None:
         return finish_reason(seq, self.info.eos_token_ids, self.info.max_model_len)
@@ -423,44 +392,3 @@ class Engine:
         for request_id in self._transfers.expire_leases():
             log.warning("nobody pulled the KV of %s: its lease has expired", request_id)
             self._unpin(request_id)
-
-    # -- pulls
-
-    def _begin_pull(self, seq: Sequence) -> None:
-        if not self._transfers.begin_pull(seq):
-            self._planner.pull_finished(seq.request_id)
-
-    def _pull_ended(self, pull: Transfer) -> None:
-        seq = self._transfers.end_pull(pull)
-        if seq is None:
-            return
-        error = pull.error if pull.state is PullState.FAILED else self._import(seq, pull)
-        if error is None:
-            known = seq.cached_tokens
-            self._planner.pull_finished(seq.request_id)
-            self._counters.pulled(seq.cached_tokens - known)
-        elif self.config.kv_load_failure_policy == "recompute":
-            log.warning("KV %s for %s failed, recomputing: %s", seq.handoff_word, seq.request_id, error)
-            self._planner.pull_failed(seq.request_id)
-        else:
-            self._finish(seq, FinishReason.ABANDONED, error=f"KV {seq.handoff_word} failed: {error}")
-
-    def _import(self, seq: Sequence, pull: Transfer) -> str | None:
-        """Put pulled bytes into the sequence's blocks (pushed ones are there); the reason if that fails."""
-        if not isinstance(pull, Pull):
-            return None
-        assert seq.phase is Phase.PULLING
-        place = pull.first
-        try:
-            for piece in pull.pieces:
-                count = len(piece) // self.info.block_bytes
-                self._runner.import_blocks(seq.blocks[place : place + count], piece)
-                place += count
-        except Exception as exc:
-            log.exception("importing KV for %s failed", seq.request_id)
-            return _say(exc)
-        return None
-
-
-def _say(exc: BaseException) -> str:
-    return f"{type(exc).__name__}: {exc}"

@@ -26,3 +26,8 @@ def output_of(
         error,
         tuple(seq.scores) if seq.request.prompt_logprobs is not None and seq.num_generated == 1 else None,
     )
+
+
+def say(exc: BaseException) -> str:
+    """Why a request has failed."""
+    return f"{type(exc).__name__}: {exc}"
