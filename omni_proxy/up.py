@@ -55,6 +55,7 @@ class UpOptions:
     resume: bool = False
     speculation: str = "ngram"
     draft_model: str | None = None
+    dtype: str = "float32"
 
 
 def run_up(options: UpOptions) -> int:
@@ -117,6 +118,7 @@ class _Up:
             f"--model={options.model}",
             f"--served-model-name={options.model_name}",
             "--kv-events-port=0",
+            f"--dtype={options.dtype}",
             f"--speculation={options.speculation}",
             *(() if options.draft_model is None else (f"--draft-model={options.draft_model}",)),
             *(() if options.quantization is None else (f"--quantization={options.quantization}",)),

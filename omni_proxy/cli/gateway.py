@@ -27,6 +27,9 @@ def _add_up(commands: Commands) -> None:
     up.add_argument(
         "--model", type=Path, default=None, metavar="PATH", help="model folder or GGUF file (default: the demo)"
     )
+    up.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of activations and cache (default float32)"
+    )
     up.add_argument("--quantization", choices=("int8", "w8a8"), default=None, help="of the weights (w8a8: and of rows)")
     add_drafts(up)
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
@@ -99,6 +102,7 @@ def _up(options: argparse.Namespace) -> int:
             options.resume,
             options.speculation,
             options.draft_model,
+            options.dtype,
         )
     )
 
@@ -107,7 +111,7 @@ def _up_on_ray(options: argparse.Namespace) -> int:
     from omni_proxy.ray.command import RayOptions, run_ray_up
 
     flags = {"quantization": None, "expert_parallel": 1, "expert_redundancy": None}
-    for name, default in {**flags, "speculation": "ngram", "draft_model": None}.items():
+    for name, default in {**flags, "speculation": "ngram", "draft_model": None, "dtype": "float32"}.items():
         if getattr(options, name) != default:
             raise ConfigError(f"--{name.replace('_', '-')}: belongs into the flags of the pools file with --ray")
     return run_ray_up(
