@@ -12,7 +12,7 @@ import msgspec
 
 from omni_proxy.api.events import EventScan
 from omni_proxy.api.exchange import Exchange
-from omni_proxy.api.legs import Leg, Post, PrefillLeg
+from omni_proxy.api.legs import Clock, Leg, Post, PrefillLeg
 from omni_proxy.api.resume_scan import scan_of
 from omni_proxy.api.sse import StreamScan, gives_up, read_usage, splice
 from omni_proxy.call import CHAT, COMPLETIONS, ONE_STEP
@@ -22,8 +22,6 @@ from omni_proxy.observe.edge_counts import EdgeCounts
 from omni_proxy.workers.answer import Head
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-
     from omni_proxy.relay.pump import Passage, Pump
 
 HOLD_BYTES: Final = 64 << 10
@@ -64,14 +62,14 @@ class DecodeLeg(Leg):
         exchange: Exchange,
         lease: Lease,
         post: Post,
-        loop: AbstractEventLoop,
+        time: Clock,
         *,
         handed_over: bool,
         forced: bool,
         counts: EdgeCounts,
         pump: Pump | None,
     ) -> None:
-        super().__init__(exchange, lease, post, loop)
+        super().__init__(exchange, lease, post, time)
         self._counts = counts
         self._pump = pump
         """Moves the stream when nobody has to look at it; None: it will not."""
@@ -126,7 +124,7 @@ class DecodeLeg(Leg):
             if scan is not None and self._size > HOLD_BYTES and self.ticket is not None:
                 self.ticket.pause()
             return
-        now = self.loop.time()
+        now = self.time()
         if self._opened:
             self._counts.gap(now - self.last_sign)
         self.last_sign = now
@@ -218,13 +216,13 @@ class DecodeLeg(Leg):
                 self.on_data(data)
             if self.ticket is not None and self.exchange.slow_since is None:
                 self.ticket.resume()
-        self.last_sign = self.loop.time()
+        self.last_sign = self.time()
         self.unpark(None)
         if self._at_end:
             self.on_end()
 
     def _pass_on(self, data: bytes) -> None:
-        self.last_sign = self.loop.time()
+        self.last_sign = self.time()
         if not self._opened:
             self._opened = True
             self.exchange.error_told = True  # an error event has no place in it

@@ -111,6 +111,7 @@ class Edge:
         """What the next ids begin with: all but their last two digits."""
         self._random = random.Random(secrets.randbits(128))
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         served = ServedModels(others_counted=True) if served is None else served
         self.foresight = Foresight(post, self._loop, count_tokens)
         self.intake = Intake(self, upstreams, served, on_rejected, self._loop)
@@ -187,7 +188,7 @@ class Edge:
 
     def client_slow(self, exchange: Exchange) -> None:
         """The client does not keep up: stop reading from the worker."""
-        exchange.slow_since = self._loop.time()
+        exchange.slow_since = self._time()
         if exchange.family is not None:
             for part in exchange.family.parts:
                 self.client_slow(part)
@@ -202,7 +203,7 @@ class Edge:
             for part in exchange.family.parts:
                 self.client_ready(part)
         for leg in exchange.legs.values():
-            leg.last_sign = self._loop.time()
+            leg.last_sign = self._time()
             if leg.ticket is not None:
                 leg.ticket.resume()
 
@@ -241,7 +242,7 @@ class Edge:
     def _tokenize(self, rid: str) -> None:
         exchange = self.exchanges.get(rid)
         if exchange is not None and exchange.call is not None and self._count_tokens is not None:
-            exchange.tokenizing_since = self._loop.time()
+            exchange.tokenizing_since = self._time()
             self._count_tokens(rid, exchange.call)
 
     def _start_prefill(self, lease: Lease, peer: str | None) -> None:
@@ -261,7 +262,7 @@ class Edge:
         connector = upstream.connector
         pair = self._pair(exchange, upstream, self._upstreams.get(peer) if peer is not None else None)
         call = for_worker(asked, connector, upstream.name_of(asked.model))
-        leg = PrefillLeg(exchange, lease, self.post, self._loop, connector)
+        leg = PrefillLeg(exchange, lease, self.post, self._time, connector)
         if pair.together and connector.order is Order.DECODE_FIRST:
             self._let_ask(exchange, connector.request_id(pair))
             _park(leg, partial(self._send_prefill, leg, upstream, call, pair))
@@ -275,7 +276,7 @@ class Edge:
         body = connector.prefill_body(call, pair, asked)
         if leg.exchange.encoded:
             body = with_encoded(body, leg.exchange.encoded)
-        self._send(leg, upstream, connector.request_id(pair), body)
+        self._send(leg, upstream, _request_id(upstream, pair), body)
 
     def _start_decode(self, lease: Lease, peer: str | None, pull_until: float | None) -> None:
         exchange, upstream = self.exchanges.get(lease.rid), self._upstreams.get(lease.worker)
@@ -309,13 +310,13 @@ class Edge:
             exchange,
             lease,
             self.post,
-            self._loop,
+            self._time,
             handed_over=peer is not None,
             forced=forced,
             counts=self.counted,
             pump=self.pump,
         )
-        request_id = connector.request_id(pair)
+        request_id = _request_id(upstream, pair)
         if request_id != exchange.request_id:
             exchange.renames += renamed_id(request_id, exchange.request_id)
         if pair.together and connector.order is Order.PREFILL_FIRST:
@@ -428,7 +429,7 @@ class Edge:
 
     def sweep(self) -> None:
         """End what has kept us waiting for too long; called a few times a second."""
-        now = self._loop.time()
+        now = self._time()
         self.foresight.sweep(now)
         for exchange in list(self.exchanges.values()):
             client = exchange.client
@@ -459,6 +460,11 @@ class Edge:
         elif leg.begun and waited > self._limits.inter_chunk_s:
             detail = f"nothing more within {self._limits.inter_chunk_s:g} s"
             leg.cut(Failure(FailureKind.TIMEOUT, detail, answered=True))
+
+
+def _request_id(upstream: Upstream, pair: Pair) -> bytes:
+    """The id under which a leg is sent."""
+    return upstream.connector.request_id(pair) if upstream.names_requests else pair.request_id
 
 
 def _park(leg: Leg, send: Callable[[msgspec.Raw | None], None]) -> None:

@@ -21,9 +21,10 @@ from omni_proxy.workers.connectors.base import Connector
 from omni_proxy.workers.http import Ticket
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
+    pass
 
 Post = Callable[[Event], None]
+Clock = Callable[[], float]
 
 MAX_ANSWER_BYTES: Final = 256 << 20
 """Largest unstreamed answer that is held in memory."""
@@ -40,17 +41,18 @@ class Leg(ABC):
         "head",
         "last_sign",
         "lease",
-        "loop",
         "parked",
         "status",
         "tell_end",
         "ticket",
+        "time",
     )
 
-    def __init__(self, exchange: Exchange, lease: Lease, post: Post, loop: AbstractEventLoop) -> None:
+    def __init__(self, exchange: Exchange, lease: Lease, post: Post, time: Clock) -> None:
         self.exchange = exchange
         self.lease = lease
-        self.loop = loop
+        self.time = time
+        """The loop's clock."""
         self.ticket: Ticket | None = None
         self.parked: Callable[[Raw | None], None] | None = None
         """Sends the leg, with what the other side said; None: it was sent."""
@@ -60,7 +62,7 @@ class Leg(ABC):
         """The worker's status; 0: its answer has not begun."""
         self.head: Head | None = None
         """None: its answer has not begun."""
-        self.last_sign = loop.time()
+        self.last_sign = time()
         self._post = post
         self._body: list[bytes] = []
         self._size = 0
@@ -69,12 +71,12 @@ class Leg(ABC):
         self._post(LegSent(self.lease))
 
     def on_head(self, head: Head) -> None:
-        self.last_sign = self.loop.time()
+        self.last_sign = self.time()
         self.status = head.status
         self.head = head
 
     def on_data(self, data: bytes) -> None:
-        self.last_sign = self.loop.time()
+        self.last_sign = self.time()
         self._size += len(data)
         if self._size > MAX_ANSWER_BYTES:
             self.cut(Failure(FailureKind.GARBAGE, "the answer is too large", answered=True))
@@ -99,7 +101,7 @@ class Leg(ABC):
         """The other side is ready for it: send a leg that was not sent. `said`: what it told, where it did."""
         send, self.parked = self.parked, None
         if send is not None:
-            self.last_sign = self.loop.time()
+            self.last_sign = self.time()
             send(said)
 
     def prefill_answered(self) -> None:
@@ -129,7 +131,9 @@ class Leg(ABC):
             self.tell_end()
 
     def _ended(self, event: Event) -> None:
-        self.exchange.legs.pop(self.lease.attempt, None)
+        legs, attempt = self.exchange.legs, self.lease.attempt
+        if attempt in legs:
+            del legs[attempt]
         # The ticket knows us: without this every leg would be a cycle for the collector.
         self.ticket = None
         self._post(event)
@@ -165,10 +169,8 @@ class PrefillLeg(Leg):
 
     __slots__ = ("_connector",)
 
-    def __init__(
-        self, exchange: Exchange, lease: Lease, post: Post, loop: AbstractEventLoop, connector: Connector
-    ) -> None:
-        super().__init__(exchange, lease, post, loop)
+    def __init__(self, exchange: Exchange, lease: Lease, post: Post, time: Clock, connector: Connector) -> None:
+        super().__init__(exchange, lease, post, time)
         self._connector = connector
 
     def on_end(self) -> None:
@@ -196,5 +198,6 @@ class PrefillLeg(Leg):
         if exchange.timing is not None:
             exchange.timing.mark(HANDOFF)
         self._ended(PrefillDone(self.lease, answer.handoff is not None, usage=answer.usage))
-        for other in list(exchange.legs.values()):
-            other.prefill_answered()
+        if exchange.legs:
+            for other in list(exchange.legs.values()):
+                other.prefill_answered()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from omni_proxy.messages import Failure, FailureKind
@@ -120,14 +119,14 @@ class WorkerConnection:
 
     # ------------------------------------------------------------------ sending
 
-    def send(self, ticket: Ticket) -> None:
+    def send(self, ticket: Ticket, now: float) -> None:
         """Carry a ticket; the connection must be idle."""
         assert self.transport is not None
         self.ticket = ticket
         ticket.connection = self
         self.answered = self.told = False
         self.reader.reset()
-        ticket.sent_at = self.pool.time()
+        ticket.sent_at = now
         self.transport.write(ticket.data)
         if ticket.paused:
             self.pause()
@@ -285,7 +284,8 @@ class WorkerPool:
         self.secured = tls is not None
         self._tls = tls
         self._server_name = None if tls is None else tls.server_name or host
-        self._idle: deque[WorkerConnection] = deque()
+        self._idle: list[WorkerConnection] = []
+        """The one that was used last is the last."""
         self._idle_s = idle_s
         self._max_idle = max_idle
         self._connect_s = connect_s
@@ -300,13 +300,14 @@ class WorkerPool:
     def request(self, data: bytes, handler: Handler, not_after: float | None = None) -> Ticket:
         """Send a whole request; the handler hears what comes of it, possibly before this returns."""
         ticket = Ticket(self, data, handler, not_after)
-        oldest = self.loop.time() - self._idle_s
+        now = self.time()
+        oldest = now - self._idle_s
         while self._idle:
             connection = self._idle.pop()
             transport = connection.transport
             if connection.idle_since >= oldest and transport is not None and not transport.is_closing():
                 ticket.reused = True
-                self._carry(connection, ticket)
+                self._carry(connection, ticket, now)
                 return ticket
             connection.close()
         self._open(ticket)
@@ -323,7 +324,7 @@ class WorkerPool:
         if self._closed or len(self._idle) >= self._max_idle:
             connection.close()
             return
-        connection.idle_since = self.loop.time()
+        connection.idle_since = self.time()
         self._idle.append(connection)
 
     def forget(self, connection: WorkerConnection) -> None:
@@ -338,9 +339,14 @@ class WorkerPool:
         """Close what has been idle for too long; certificates that have changed are for the next connections."""
         if self._tls is not None and self._tls.refresh():
             self._close_idle()
-        oldest = self.loop.time() - self._idle_s
-        while self._idle and self._idle[0].idle_since < oldest:
-            self._idle.popleft().close()
+        oldest, expired = self.time() - self._idle_s, 0
+        for connection in self._idle:
+            if connection.idle_since >= oldest:
+                break
+            expired += 1
+        closing, self._idle = self._idle[:expired], self._idle[expired:]
+        for connection in closing:
+            connection.close()
 
     def close(self) -> None:
         """Close idle connections and take none back; running requests end by themselves."""
@@ -351,13 +357,13 @@ class WorkerPool:
         while self._idle:
             self._idle.pop().close()
 
-    def _carry(self, connection: WorkerConnection, ticket: Ticket) -> None:
+    def _carry(self, connection: WorkerConnection, ticket: Ticket, now: float) -> None:
         """Send on a connection that is there, unless getting one has taken too long for this request."""
         if ticket.not_after is not None and time.monotonic() >= ticket.not_after:
             self.put_back(connection)
             ticket.fail(Failure(FailureKind.LATE, "no connection in time for what was to be pulled"))
         else:
-            connection.send(ticket)
+            connection.send(ticket, now)
 
     def _open(self, ticket: Ticket) -> None:
         ticket.task = self.loop.create_task(self._connect(ticket))
@@ -385,4 +391,4 @@ class WorkerPool:
         elif connection.transport is None or connection.transport.is_closing():
             ticket.fail(Failure(FailureKind.CONNECT, "connection closed at once"))
         else:
-            self._carry(connection, ticket)
+            self._carry(connection, ticket, self.time())

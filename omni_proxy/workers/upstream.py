@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from omni_proxy.messages import Failure
 from omni_proxy.tls import ClientTls, TlsError
 from omni_proxy.workers.answer import Head
-from omni_proxy.workers.connectors.base import Connector
+from omni_proxy.workers.connectors.base import Connector, Usual
 from omni_proxy.workers.connectors.pair import Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 from omni_proxy.workers.http import WorkerPool
@@ -50,6 +50,8 @@ class Upstream:
         tls = ClientTls(member.tls) if member.tls is not None else None
         self.member = member
         self.connector: Connector = CONNECTORS[member.connector]
+        self.names_requests = getattr(type(self.connector), "request_id", None) is not Usual.request_id
+        """Has its protocol request ids of its own?"""
         self.aborts_by_call = self.connector.aborts_by_call
         self.model_names: dict[str, str] = dict(member.model_names)
         self.replaces_authorization = member.api_key is not None

@@ -92,7 +92,7 @@ class Talk:
         self.heard = Heard()
         self.ticket = Ticket(self.pool, b"request", self.heard)
         self.ticket.reused = reused
-        self.connection.send(self.ticket)
+        self.connection.send(self.ticket, self.pool.time())
 
     def idle(self) -> bool:
         return self.connection in self.pool._idle
