@@ -129,6 +129,8 @@ _STANDS_FOR: Final[tuple[bytes, ...]] = (b'""', b'[{"role":""}]')
 """What stands for a text and for messages where these were looked at already."""
 _LIST: Final = ord("[")
 _CLOSES: Final = ord("}")
+_VIEWED_BYTES: Final = 8192
+"""What is longer is dearer to copy than to look at."""
 _TOP = msgspec.json.Decoder(Fields)
 _CHAT = msgspec.json.Decoder(Chat)
 _COMPLETION = msgspec.json.Decoder(Completion)
@@ -366,18 +368,17 @@ def append_fields(call: Call, extra: Sequence[tuple[str, bytes | Raw]]) -> bytes
 
     Fields that the client sent itself under the same name are replaced where they stand.
     """
-    fields = call.fields
     changed = call.tampered
     for name, _ in extra:
-        changed = changed or name in fields
+        changed = changed or (name not in INTERNAL_FIELDS and name in call.fields)
     if changed:
-        kept: dict[str, bytes | Raw] = {k: v for k, v in fields.items() if k not in INTERNAL_FIELDS}
+        kept: dict[str, bytes | Raw] = {k: v for k, v in call.fields.items() if k not in INTERNAL_FIELDS}
         return encode_fields(kept | dict(extra))
     body = call.body
     if not extra:
         return body
     end = len(body) - 1 if body[-1] == _CLOSES else body.rindex(b"}")
-    parts: list[bytes | Raw | memoryview] = [memoryview(body)[:end]]
+    parts: list[bytes | Raw | memoryview] = [memoryview(body)[:end] if end > _VIEWED_BYTES else body[:end]]
     for name, raw in extra:
         parts.append(key_of(name))
         parts.append(raw)

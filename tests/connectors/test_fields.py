@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from omni_proxy.messages import Mode
 from omni_proxy.workers.connectors import matrix
 from omni_proxy.workers.connectors.answers import GarbageAnswer, read_usage_and_params
 from omni_proxy.workers.connectors.base import Connector
-from omni_proxy.workers.connectors.fields import DECODE, ONE_TOKEN, SAME_BODY
+from omni_proxy.workers.connectors.fields import DECODE, ONE_TOKEN, SAME_BODY, LegFields
 from omni_proxy.workers.connectors.pair import Pair, Peer
 from omni_proxy.workers.connectors.registry import CONNECTORS
 
@@ -149,6 +151,34 @@ def test_no_field_comes_twice(connector: Connector, path: str) -> None:
     body = connector.prefill_body(parse_call(path, raw(path, **own)), PAIR, ASKED)
     json.loads(body, object_pairs_hook=lambda pairs: names.append(*[[name for name, _ in pairs]]))  # type: ignore[arg-type]
     assert len(set(names[-1])) == len(names[-1])
+
+
+@pytest.mark.parametrize("rules", [ONE_TOKEN, SAME_BODY], ids=["one token", "same body"])
+@endpoint
+def test_the_scanner_makes_the_body_that_python_makes(rules: Mapping[str, LegFields], path: str) -> None:
+    chance, at_all = random.Random(3), 0
+    known = sorted({*rules[path].drop, *rules[path].cap, *rules[path].force} - INTERNAL_FIELDS - {"stop"})
+    for _ in range(200):
+        picked = chance.sample([*known, "x", "h\u00e9", "seed", "stop", "tools"], chance.randrange(6))
+        values = [chance.choice([b"1", b"true", b'"a,\\"b"', b"[1, {}]", b'{"a":[]}', b"null"]) for _ in picked]
+        blank = chance.choice([b"", b" ", b"\n\t"])
+        pairs = [*BODIES[path].items(), *zip(picked, values, strict=True)]
+        chance.shuffle(pairs)
+        members = [
+            b"%b%b%b:%b%b%b" % (blank, json.dumps(name, ensure_ascii=False).encode(), blank, blank, value, blank)
+            for name, value in ((n, v if isinstance(v, bytes) else json.dumps(v).encode()) for n, v in pairs)
+        ]
+        body = b"{" + b",".join(members) + b"}"
+        try:
+            call = parse_call(path, body)
+        except Rejected:
+            continue
+        at_all += 1
+        for added in ([], [("kv_transfer_params", b"{}")], [("x", b"5"), ("rid", b'"r"')]):
+            made = rules[path].body(call, added)
+            assert made == rules[path].joined(call, added), body
+            json.loads(made)
+    assert at_all > 50
 
 
 @both

@@ -259,7 +259,7 @@ async def test_a_pause_before_there_is_a_connection() -> None:
     talk.connection.data_received(ANSWERS["length"][0])
     late = Ticket(talk.pool, b"request", Heard())
     late.pause()
-    talk.connection.send(late)
+    talk.connection.send(late, talk.pool.time())
     assert not talk.transport.reading
 
 

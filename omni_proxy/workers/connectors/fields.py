@@ -8,7 +8,7 @@ its token is the answer's first). `docs/endpoints.md` shows the table; it is wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Raw
@@ -18,10 +18,37 @@ from omni_proxy.call import CHAT, COMPLETIONS, INTERNAL_FIELDS, MESSAGES, RESPON
 _NONE: Final[Mapping[str, bytes]] = {}
 
 
+_Leg = Callable[[bytes, bytes, object, tuple[bytes, ...], tuple[bytes, ...], bytes], bytes]
+try:
+    from omni_proxy._body_scan import leg, names
+
+    _leg: _Leg | None = leg
+except ImportError:  # not built
+    _leg = None
+
+
+class _Rules:
+    """The same rules as the scanner has them."""
+
+    __slots__ = ("names", "otherwise", "values")
+
+    def __init__(self, instead: Mapping[str, bytes], forced: Mapping[str, bytes]) -> None:
+        codes: dict[str, int] = {}
+        values, otherwise = [b""], [b""]
+        for name, value in instead.items():
+            if value:
+                values.append(value)
+                otherwise.append(forced.get(name, b""))
+            codes[name] = len(values) if value else 1
+        self.names: Final[object] = names(codes)
+        self.values: Final[tuple[bytes, ...]] = tuple(values)
+        self.otherwise: Final[tuple[bytes, ...]] = tuple(otherwise)
+
+
 class LegFields:
     """What becomes of a body's fields. Values are JSON. `cap`: where the client sent the field; `force`: always."""
 
-    __slots__ = ("_forced", "_instead", "cap", "drop", "force")
+    __slots__ = ("_forced", "_instead", "_rules", "cap", "drop", "force")
 
     def __init__(
         self, drop: frozenset[str] = frozenset(), cap: Mapping[str, bytes] = _NONE, force: Mapping[str, bytes] = _NONE
@@ -32,9 +59,23 @@ class LegFields:
         self._instead: dict[str, bytes] = {**dict.fromkeys(drop, b""), **cap, **force}
         """What a leg gets in place of a field of the client's; empty: nothing."""
         self._forced = [(name, key_of(name) + value) for name, value in force.items()]
+        self._rules = None if _leg is None else _Rules(self._instead, dict(self._forced))
 
     def body(self, call: Call, added: Sequence[tuple[str, bytes | Raw]] = ()) -> bytes:
         """A leg's body: the client's fields under these rules, in its order; what is forced; and what is added."""
+        instead, rules = self._instead, self._rules
+        if rules is not None and _leg is not None and call.places:
+            tail: list[bytes | Raw] = []
+            for name, value in added:
+                if name not in instead:
+                    return self.joined(call, added)
+                tail.append(key_of(name))
+                tail.append(value)
+            return _leg(call.body, call.places, rules.names, rules.values, rules.otherwise, b"".join(tail))
+        return self.joined(call, added)
+
+    def joined(self, call: Call, added: Sequence[tuple[str, bytes | Raw]]) -> bytes:
+        """What `body` says, without the scanner."""
         instead, fields = self._instead, call.fields
         parts: list[bytes | Raw] = []
         for name, _ in added:
