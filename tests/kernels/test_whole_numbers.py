@@ -37,8 +37,9 @@ def packed(w: Tensor, bits: int, backend: str = "cpu") -> ops.PackedMatrix:
 def experts(count: int, hidden: int, wide: int, bits: int, shared: int = 0) -> tuple[PackedExperts, PackedExperts]:
     w13 = torch.randn(count, 2 * wide, hidden) / hidden**0.5
     w2 = torch.randn(count, hidden, wide) / wide**0.5
-    more = (torch.randn(2 * shared, hidden) / hidden**0.5, torch.randn(hidden, shared) / shared**0.5) if shared else ()
-    ours, plain = (ops.pack_experts(w13, w2, INT8, *more, backend=b, row_bits=bits) for b in ("cpu", "torch"))
+    shared13 = torch.randn(2 * shared, hidden) / hidden**0.5 if shared else None
+    shared2 = torch.randn(hidden, shared) / shared**0.5 if shared else None
+    ours, plain = (ops.pack_experts(w13, w2, INT8, shared13, shared2, b, bits) for b in ("cpu", "torch"))
     return ours, plain
 
 
