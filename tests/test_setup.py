@@ -79,6 +79,7 @@ def test_the_body_scanner_is_built_in_every_install_and_may_be_missed(monkeypatc
     for command in ("bdist_wheel", "editable_wheel", "build_ext"):
         scanner = _extensions(monkeypatch, command)["omni_proxy._body_scan"]
         assert (scanner.optional, [(ROOT / source).exists() for source in scanner.sources]) == (True, [True])
+        assert {ROOT / header for header in scanner.depends} == set(ROOT.glob("omni_proxy/*.h"))
 
 
 def test_a_pure_install_has_neither(monkeypatch: pytest.MonkeyPatch) -> None:
