@@ -321,9 +321,29 @@ static PyObject *fields_of(PyObject *Py_UNUSED(module), PyObject *const *args, P
     return fields;
 }
 
+PyDoc_STRVAR(has_doc, "has(body, places, name) -> bool\n\nIs there a field of this name in a body that was scanned?");
+
+static PyObject *has(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t length;
+    if (count != 3 || !PyBytes_CheckExact(args[0]) || !PyBytes_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "has takes a body, the places of its fields and a name");
+        return NULL;
+    }
+    const char *name = PyUnicode_AsUTF8AndSize(args[2], &length);
+    if (name == NULL) return NULL;
+    for (Py_ssize_t at = 0; at < PyBytes_GET_SIZE(args[1]); at += sizeof(Place)) {
+        Place place;
+        memcpy(&place, PyBytes_AS_STRING(args[1]) + at, sizeof place);
+        const char *key = PyBytes_AS_STRING(args[0]) + place.key;
+        if (place.key_end - place.key == length && memcmp(key, name, length) == 0) Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
+}
+
 static PyMethodDef methods[] = {
     {"leg", (PyCFunction)(void (*)(void))leg, METH_FASTCALL, leg_doc},
     {"fields", (PyCFunction)(void (*)(void))fields_of, METH_FASTCALL, fields_doc},
+    {"has", (PyCFunction)(void (*)(void))has, METH_FASTCALL, has_doc},
     {"names", names_of, METH_O, names_doc},
     {"pick", (PyCFunction)(void (*)(void))pick, METH_FASTCALL, pick_doc},
     {"scan", (PyCFunction)(void (*)(void))scan, METH_FASTCALL, scan_doc},

@@ -370,7 +370,7 @@ def append_fields(call: Call, extra: Sequence[tuple[str, bytes | Raw]]) -> bytes
     """
     changed = call.tampered
     for name, _ in extra:
-        changed = changed or (name not in INTERNAL_FIELDS and name in call.fields)
+        changed = changed or (name not in INTERNAL_FIELDS and call.has(name))
     if changed:
         kept: dict[str, bytes | Raw] = {k: v for k, v in call.fields.items() if k not in INTERNAL_FIELDS}
         return encode_fields(kept | dict(extra))

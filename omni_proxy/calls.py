@@ -9,12 +9,15 @@ from msgspec import Raw
 from omni_proxy.call_shapes import Fields, MediaItem
 
 _FieldsOf = Callable[[bytes, bytes, type[Raw]], Fields]
+_Has = Callable[[bytes, bytes, str], bool]
 try:
     from omni_proxy._body_scan import fields as fields_of
+    from omni_proxy._body_scan import has
 
     _fields_of: _FieldsOf | None = fields_of
+    _has: _Has | None = has
 except ImportError:  # not built: then nobody knows places
-    _fields_of = None
+    _fields_of = _has = None
 
 
 def fields_at(body: bytes, places: bytes) -> Fields:
@@ -130,6 +133,14 @@ class Call:
         if fields is None:
             fields = self._fields = fields_at(self.body, self.places)
         return fields
+
+    def has(self, name: str) -> bool:
+        """Is there a field of this name in the body?"""
+        fields = self._fields
+        if fields is None:
+            assert _has is not None
+            return _has(self.body, self.places, name)
+        return name in fields
 
     def put(self, fields: Fields, body: bytes | None = None) -> None:
         """Take other fields from now on; `body`: those as a body, where somebody will ask for it."""

@@ -43,7 +43,7 @@ def for_worker(call: Call, connector: Connector, name: str = "") -> Call:
 
 def forced_usage(call: Call) -> tuple[str, bytes]:
     """`stream_options` as the client sent them, with usage at the end of the stream and nowhere else."""
-    raw = call.fields.get("stream_options")
+    raw = call.fields["stream_options"] if call.has("stream_options") else None
     if raw is None or bytes(raw) == b"null":
         return FORCED_USAGE
     options = msgspec.json.decode(raw, type=Fields)

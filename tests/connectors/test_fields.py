@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from omni_proxy.api.bodies import forced_usage
 from omni_proxy.call import (
     CHAT,
     COMPLETIONS,
@@ -239,3 +240,14 @@ def test_the_document_is_current() -> None:
     document = (Path(__file__).parent.parent.parent / "docs" / "endpoints.md").read_text(encoding="utf-8")
     assert matrix.features() in document
     assert document == matrix.written(document), "python -m omni_proxy.workers.connectors.matrix docs/endpoints.md"
+
+
+def test_nobody_makes_the_fields_of_an_ordinary_stream() -> None:
+    pytest.importorskip("omni_proxy._body_scan", reason="the scanner is not built")
+    call = parse_call(CHAT, raw(CHAT, stream=True, max_tokens=5))
+    ONE_TOKEN[CHAT].body(call)
+    body = append_fields(call, [("kv_transfer_params", b"{}"), forced_usage(call)])
+    assert call._fields is None
+    assert json.loads(body)["stream_options"] == {"include_usage": True}
+    said = parse_call(CHAT, raw(CHAT, stream=True, stream_options={"x": 1}))
+    assert json.loads(append_fields(said, [forced_usage(said)]))["stream_options"] == {"x": 1, "include_usage": True}

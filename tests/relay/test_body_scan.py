@@ -62,6 +62,10 @@ def told(path: str, body: bytes) -> object:
     except Rejected as exc:
         return exc.code, exc.message, exc.param
     seen = {name: getattr(read, name) for name in Call.__slots__ if name not in ("_fields", "places")}
+    asked = ["model", "messages", "x", "k\u00e9y", "", "stream_options", "y" * 41]
+    has = [read.has(name) for name in asked]
+    assert has == [name in read.fields for name in asked]
+    assert has == [read.has(name) for name in asked]
     return seen, [(name, bytes(raw)) for name, raw in read.fields.items()]
 
 
