@@ -34,6 +34,7 @@ COMPILED = (
     "omni_proxy/observe/log_lines.py",
     "omni_proxy/observe/tallies.py",
     "omni_proxy/observe/timelines.py",
+    "omni_proxy/ui/watched.py",
     "omni_proxy/workers/answer.py",
     "omni_proxy/workers/connectors/answers.py",
     "omni_proxy/workers/connectors/fields.py",

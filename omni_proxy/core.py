@@ -63,6 +63,7 @@ from omni_proxy.messages import (
     WorkerRemoved,
     WorkerUp,
 )
+from omni_proxy.scheduler.instants import sooner
 from omni_proxy.scheduler.load import WorkerLoad
 
 __all__ = ["Core", "CoreSettings"]
@@ -165,12 +166,12 @@ class Core:
         prefill, decode = self._board.queues()
         freed = self._board.ledger.next_expiry()
         if self._prewarming is not None and (at := self._prewarming.next_wakeup()) is not None:
-            freed = at if freed is None else min(at, freed)
+            freed = sooner(at, freed)
         if not (prefill.waits or decode.waits):
             return freed
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
-        instants = (prefill.next_deadline(), decode.next_deadline(), self._board.planner.next_wakeup(), freed)
-        return min((at for at in instants if at is not None), default=None)
+        waits_until = sooner(prefill.next_deadline(), decode.next_deadline())
+        return sooner(sooner(waits_until, self._board.planner.next_wakeup()), freed)
 
     # ------------------------------------------------------------------- questions
 

@@ -11,12 +11,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from omni_proxy.core import Core
 from omni_proxy.messages import Cancelled, Close, Effect, Event, RequestRecord, Tick
 
 logger = logging.getLogger(__name__)
+_monotonic: Final = time.monotonic
 
 Observer = Callable[[float, Event, Sequence[Effect]], None]
 """Sees every step: the instant, the event, the effects."""
@@ -61,7 +62,7 @@ class Driver:
 
     def now(self) -> float:
         """The core's clock, in seconds."""
-        return time.monotonic()
+        return _monotonic()
 
     def post(self, event: Event) -> None:
         """Bring an event in; its effects have been started when this returns, unless another event is at work."""
@@ -84,7 +85,7 @@ class Driver:
             self._timer = None
 
     def _step(self, event: Event) -> None:
-        now = time.monotonic()  # the loop's own clock stands still within one turn
+        now = _monotonic()  # the loop's own clock stands still within one turn
         try:
             effects = self.core.handle(event, now)
         except Exception:  # a fault of ours ends its request, loudly, and no other
@@ -120,7 +121,7 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_later(max(0.0, at - time.monotonic()), self._tick)
+        self._timer = self._loop.call_later(max(0.0, at - _monotonic()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None

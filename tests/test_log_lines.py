@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omni_proxy.errors import ErrorCode
 from omni_proxy.messages import Leg, Mark, Mode, Outcome, Placement, RequestRecord, Stage
-from omni_proxy.observe.log_lines import Ending, combined_line, json_line
+from omni_proxy.observe.log_lines import Ending, add_json, combined_line
 
 WALL = 1_700_000_000.1239
 
@@ -38,6 +38,13 @@ def record(marks: tuple[Mark, ...], mode: Mode | None = Mode.SEQUENTIAL, model: 
         cached_tokens=None,
         completion_tokens=7,
     )
+
+
+def json_line(told: Ending, known: RequestRecord | None, now: float, wall: float) -> bytes:
+    lines = bytearray(b"before\n")
+    add_json(lines, told, known, now, wall)
+    assert lines.startswith(b"before\n")
+    return bytes(lines[7:])
 
 
 MARKS = (

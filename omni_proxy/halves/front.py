@@ -7,20 +7,17 @@ import logging
 import random
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
 from omni_proxy.access.gate import Gate
 from omni_proxy.access.shared import Counts
 from omni_proxy.api.edge import Edge
-from omni_proxy.api.ended import ending_of
-from omni_proxy.api.exchange import Exchange
+from omni_proxy.api.ended import Endings
 from omni_proxy.api.serving import FrontServer
 from omni_proxy.api.trace_context import TraceContexts
 from omni_proxy.config import Config, ConfigError
-from omni_proxy.errors import Rejected
-from omni_proxy.messages import Close, Event
+from omni_proxy.messages import Event
 from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.parts import (
     access_log,
@@ -41,8 +38,6 @@ from omni_proxy.token_routes import LocalAnswers
 from omni_proxy.workers.upstream import Upstreams
 
 logger = logging.getLogger(__name__)
-STREAM_BYTES_PER_TOKEN = 150
-"""For answers that ended before anybody counted their tokens: a stream's event is about as long."""
 
 
 class Front:
@@ -64,15 +59,14 @@ class Front:
         self._gate.use(config.access.asks_for_keys, tenants(config))
         self._config = config
         self.upstreams = Upstreams(*connections(config))
-        self._count_rejected = rejected
         self._counted = counted
-        self._log = access_log(config)
+        self._spans = spans(config)
+        self._endings = told = Endings(self._gate, self._spans, access_log(config), rejected)
         self._counter = token_counter(config, post, lambda seconds: self.edge.counted.tokenized(seconds))
         limits, served = edge_limits(config), served_models(config)
-        self.edge = Edge(post, self.upstreams, self._counter, limits, self._closed, self._rejected, served=served)
+        self.edge = Edge(post, self.upstreams, self._counter, limits, told.closed, told.rejected, served=served)
         if self._counter is not None:
-            self.edge.intake.answer_with(LocalAnswers(self._counter), self._answered)
-        self._spans = spans(config)
+            self.edge.intake.answer_with(LocalAnswers(self._counter), told.answered)
         if config.tracing is not None:
             self.edge.traces = TraceContexts(config.tracing.share, random.Random(secrets.randbits(128)))
         self._callbacks = callback_server(config, self.edge)
@@ -95,8 +89,8 @@ class Front:
             self.edge.stop_pump()
             if self._counter is not None:
                 self._counter.close()
-            if self._log is not None:
-                self._log.close()
+            if self._endings.log is not None:
+                self._endings.log.close()
             if self._spans is not None:
                 await asyncio.to_thread(self._spans.close)
 
@@ -119,15 +113,15 @@ class Front:
         except ConfigError as exc:
             logger.error("%s; the old access log stays", exc)
             return
-        old, self._log = self._log, opened
+        old, self._endings.log = self._endings.log, opened
         if old is not None:
             old.close()
 
     def reopen_log(self) -> None:
         """Open the access log again under its name: it was moved away."""
         try:
-            if self._log is not None:
-                self._log.reopen()
+            if self._endings.log is not None:
+                self._endings.log.reopen()
         except OSError as exc:
             logger.error("cannot open the access log again, the old one stays: %s", exc.strerror)
 
@@ -136,32 +130,5 @@ class Front:
         news = self.edge.counted.take()
         if news is not None:
             self._counted(news)
-        if self._log is not None:
-            self._log.flush()
-
-    def _closed(self, exchange: Exchange, close: Close) -> None:
-        if exchange.tenant and close.record.placements:
-            self._gate.spent(exchange.tenant, _tokens_used(exchange, close))
-        trace = exchange.trace
-        if trace is not None and self._spans is not None:
-            ids = trace.trace_id, trace.parent_id, trace.span_id
-            self._spans.ended(*ids, close.record, exchange.status or 499, time.monotonic())
-        if self._log is not None:
-            self._log.write(ending_of(exchange, close.error), close.record, time.monotonic())
-
-    def _answered(self, exchange: Exchange) -> None:
-        """Without a worker, and so without a record."""
-        if self._log is not None:
-            self._log.write(ending_of(exchange, None), None, time.monotonic())
-
-    def _rejected(self, exchange: Exchange, rejected: Rejected) -> None:
-        self._count_rejected(exchange.path.decode(), rejected.code.value)
-        if self._log is not None:
-            self._log.write(ending_of(exchange, rejected.code), None, time.monotonic())
-
-
-def _tokens_used(exchange: Exchange, close: Close) -> int:
-    answer = close.record.completion_tokens
-    if answer is None:
-        answer = exchange.bytes_out // STREAM_BYTES_PER_TOKEN if close.record.stream else 0
-    return close.record.prompt_tokens + answer
+        if self._endings.log is not None:
+            self._endings.log.flush()

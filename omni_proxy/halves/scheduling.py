@@ -39,7 +39,8 @@ from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.ui.feed import Feed
 from omni_proxy.ui.points import Limits as PageLimits
 from omni_proxy.ui.routes import create_router, is_open
-from omni_proxy.ui.sampler import Sampler, Sources, Watched
+from omni_proxy.ui.sampler import Sampler, Sources
+from omni_proxy.ui.watched import Watched
 from omni_proxy.workers.changes import Changes
 from omni_proxy.workers.control import ControlResult, control
 from omni_proxy.workers.described import dp_size, rank_names

@@ -11,10 +11,11 @@ import time
 from typing import BinaryIO, Final
 
 from omni_proxy.messages import RequestRecord
-from omni_proxy.observe.log_lines import Ending, combined_line, json_line
+from omni_proxy.observe.log_lines import Ending, add_json, combined_line
 
 FLUSH_S: Final = 0.5
-_FLUSH_LINES: Final = 256
+_FLUSH_BYTES: Final = 64 << 10
+_wall: Final = time.time
 
 
 class AccessLog:
@@ -23,7 +24,7 @@ class AccessLog:
     def __init__(self, path: str, combined: bool) -> None:
         self._path = path
         self._combined = combined
-        self._lines: list[bytes] = []
+        self._lines = bytearray()
         self._file: BinaryIO | None = None
         self.reopen()
 
@@ -41,19 +42,20 @@ class AccessLog:
 
     def write(self, ending: Ending, record: RequestRecord | None, now: float) -> None:
         """Note one request. `record` is None where the core never heard of it."""
-        wall = time.time()
+        wall = _wall()
         if self._combined:
-            self._lines.append(combined_line(ending, wall))
+            self._lines += combined_line(ending, wall)
         else:
-            self._lines.append(json_line(ending, record, now, wall))
-        if len(self._lines) >= _FLUSH_LINES:
+            add_json(self._lines, ending, record, now, wall)
+        self._lines += b"\n"
+        if len(self._lines) >= _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write what has been collected."""
         if self._lines and self._file is not None:
-            lines, self._lines = self._lines, []
-            self._file.write(b"\n".join(lines) + b"\n")
+            lines, self._lines = self._lines, bytearray()
+            self._file.write(lines)
             self._file.flush()
 
     def close(self) -> None:

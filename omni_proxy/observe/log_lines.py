@@ -16,7 +16,8 @@ from omni_proxy.observe.log_shape import Line, Refused
 _LEG_NAMES: Final = {leg: f"{leg.value}:" for leg in Leg}
 _UNSET: Final = UNSET
 _TIMES: Final = int(Stage.FINISHED) + 1
-_encode: Final = msgspec.json.Encoder().encode
+_encode_into: Final = msgspec.json.Encoder().encode_into
+_AT_END: Final = -1
 
 
 class Ending:
@@ -45,54 +46,57 @@ class Ending:
         self.error = error
 
 
-def json_line(ending: Ending, record: RequestRecord | None, now: float, wall: float) -> bytes:
-    """The JSON line; docs/access-log.md lists its fields.
+def add_json(lines: bytearray, ending: Ending, record: RequestRecord | None, now: float, wall: float) -> None:
+    """Add the JSON line, without its end; docs/access-log.md lists its fields.
 
     `record` is None where the core never heard of the request (without an error: it was answered here), and has no
     marks where its scheduler died.
     """
     at, request = _rounded(wall, 1e3), f"{ending.method} {ending.path}"
+    line: Line | Refused
     if record is None:
         outcome = "completed" if ending.error is None else "rejected"
-        return _encode(
-            Refused(
-                at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error, outcome
-            )
+        line = Refused(
+            at, ending.request_id, ending.client, request, ending.status, ending.bytes_out, ending.error, outcome
         )
+    else:
+        line = _of_record(at, request, ending, record, now)
+    _encode_into(line, lines, _AT_END)
+
+
+def _of_record(at: float, request: str, ending: Ending, record: RequestRecord, now: float) -> Line:
     first, encode_s, times = record.first_token_at, record.encode_s, _times(record, now)
     ttft = None if first is None or not record.marks else _rounded(first - record.marks[0][1], 1e6)
-    return _encode(
-        Line(
-            at,
-            ending.request_id,
-            ending.client,
-            request,
-            ending.status,
-            ending.bytes_out,
-            ending.error,
-            record.outcome,
-            record.model,
-            record.mode,
-            record.stream,
-            [_LEG_NAMES[p.leg] + p.worker for p in record.placements],
-            record.prompt_tokens,
-            record.cached_tokens,
-            record.predicted_tokens,
-            record.completion_tokens,
-            len(record.resumes),
-            ttft,
-            _UNSET if encode_s is None else _rounded(encode_s, 1e6),
-            times[0],
-            times[1],
-            times[2],
-            times[3],
-            times[4],
-            times[5],
-            times[6],
-            times[7],
-            times[8],
-            times[9],
-        )
+    return Line(
+        at,
+        ending.request_id,
+        ending.client,
+        request,
+        ending.status,
+        ending.bytes_out,
+        ending.error,
+        record.outcome,
+        record.model,
+        record.mode,
+        record.stream,
+        [_LEG_NAMES[p.leg] + p.worker for p in record.placements],
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.predicted_tokens,
+        record.completion_tokens,
+        len(record.resumes),
+        ttft,
+        _UNSET if encode_s is None else _rounded(encode_s, 1e6),
+        times[0],
+        times[1],
+        times[2],
+        times[3],
+        times[4],
+        times[5],
+        times[6],
+        times[7],
+        times[8],
+        times[9],
     )
 
 

@@ -6,7 +6,7 @@ that nothing grows with traffic. What an answer has made so far shifts the estim
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, log, pow
 from typing import Final
 
 PRIOR_TOKENS: Final = 256.0
@@ -46,9 +46,9 @@ class Lengths:
         found.count += 1
         found.mean += (tokens - found.mean) * max(0.01, 1 / found.count)
         found.length = max(1, round(found.mean))
-        value = log(tokens)
+        value = log(float(tokens))
         # Steps shrink with experience but not to nothing: traffic changes.
-        step = max(_LEAST_STEP, 1.0 / float(found.count) ** 0.5)
+        step = max(_LEAST_STEP, 1.0 / pow(float(found.count), 0.5))
         for place, quantile in enumerate(_QUANTILES):
             found.logs[place] += step * (quantile if value > found.logs[place] else quantile - 1.0)
         found.logs.sort()

@@ -18,6 +18,7 @@ from omni_proxy.scheduler.answering import AnswerPlan
 from omni_proxy.scheduler.answers import AnswerChoice
 from omni_proxy.scheduler.booking import Booking
 from omni_proxy.scheduler.buckets import Buckets
+from omni_proxy.scheduler.instants import sooner
 from omni_proxy.scheduler.learning import Learning
 from omni_proxy.scheduler.ledger import Ledger
 from omni_proxy.scheduler.pairs import Pairs
@@ -160,8 +161,8 @@ class Planner:
 
     def next_wakeup(self) -> float | None:
         """The instant at which to plan again though nothing else happens, or None."""
-        instants = (self.prefill.wake_at if self.prefill_queue.waits else None, self._opening, self._roles.look_at)
-        return min([at for at in instants if at is not None], default=None)
+        at = sooner(self._opening, self._roles.look_at)
+        return sooner(self.prefill.wake_at, at) if self.prefill_queue.waits else at
 
     def plan(self, now: float) -> Iterator[Request]:
         """Grant leases to waiting requests, as far as anything has changed since the last time.

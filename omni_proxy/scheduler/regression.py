@@ -63,7 +63,7 @@ class Regression:
             self._far = 0
         self.error += (min(distance, 2.0) - self.error) * max(_SMOOTHING, 1 / (self.observations + 1))
         self.observations += 1
-        self._update(x, y, max(predicted, y, 1e-3))
+        self._update(x, y, max(max(predicted, y), 1e-3))
         return True
 
     def _has_changed(self, above: bool) -> bool:

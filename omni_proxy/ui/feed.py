@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from omni_proxy.ui.sampler import Sampler, Watched
+from omni_proxy.ui.sampler import Sampler
+from omni_proxy.ui.watched import Watched
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,13 @@ from typing import Final
 from msgspec import Struct, structs
 
 from omni_proxy import __version__
-from omni_proxy.messages import Effect, Event, RequestRecord
+from omni_proxy.messages import RequestRecord
 from omni_proxy.observe.expert_loads import ExpertLoad
 from omni_proxy.scheduler.load import WorkerLoad
 from omni_proxy.ui.heat import Heat, heat_maps
 from omni_proxy.ui.points import Limits, Point, history, point
 from omni_proxy.ui.rows import Row, row
+from omni_proxy.ui.watched import KEPT, Watched
 
 STEP_S: Final = 2.0
 """One point of a chart."""
@@ -27,33 +28,6 @@ WINDOW_S: Final = 10.0
 """Over which the figures at the top are taken."""
 SHOWN_ENDED: Final = 60
 SHOWN_LIVE: Final = 24
-_KEPT: Final = 50_000
-"""Requests of the last window, at the most."""
-
-
-class Watched:
-    """Ended requests, kept only while somebody looks; a watcher of the driver."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.records: deque[RequestRecord] = deque(maxlen=_KEPT)
-
-    @property
-    def watches(self) -> Iterable[type]:
-        return ()
-
-    def heard(self, event: Event, effects: Sequence[Effect]) -> None:
-        return
-
-    def closed(self, record: RequestRecord, now: float) -> None:
-        if self.on:
-            self.records.append(record)
-
-    def forget(self, before: float) -> None:
-        """Those that ended earlier are not needed any more."""
-        records = self.records
-        while records and (records[0].ended_at or 0.0) < before:
-            records.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +92,7 @@ class Sampler:
         self.watched.records.clear()
         self._points.clear()
         if on:
-            known = self._from.last(_KEPT)
+            known = self._from.last(KEPT)
             now = self._from.now()
             self._points.extend(self._history(known, now, HISTORY_POINTS))
             self._steps_done = int(now // STEP_S)
@@ -133,7 +107,7 @@ class Sampler:
             records: Iterable[RequestRecord] = self.watched.records
             points = list(self._points)
         else:
-            known = self._from.last(_KEPT)
+            known = self._from.last(KEPT)
             records = [r for r in known if (r.ended_at or 0.0) > now - WINDOW_S]
             points = self._history(known, now, HISTORY_POINTS)
         return self._snapshot(now, True, records, self._from.last(SHOWN_ENDED), points)
