@@ -79,3 +79,5 @@ def test_the_least_of_the_turns_counts() -> None:
     assert order == ["a", "b"] * 3
     assert set(times) == {"a", "b"}
     assert all(value >= 0 for value in times.values())
+    timing.least({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 1, {"b"})
+    assert order[6:] == ["a", "b", "a", "b", "b"]

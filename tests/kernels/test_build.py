@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,9 @@ sys.exit(pytest.main([*sys.argv[2:], "-q", "-p", "no:cacheprovider"]))
 """
 
 
+SANITIZED_TESTS = ("backends", "decoder", "whole_numbers")
+
+
 @pytest.mark.asan
 @pytest.mark.timeout(900)
 def test_no_memory_fault_under_address_sanitizer(tmp_path: Path) -> None:
@@ -91,12 +95,17 @@ def test_no_memory_fault_under_address_sanitizer(tmp_path: Path) -> None:
         [build.find_compiler() or "", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
     ).stdout.strip()
     done = subprocess.run(
-        [sys.executable, "-c", SANITIZED, str(target), str(TESTS / "test_backends.py"), str(TESTS / "test_decoder.py")],
+        [sys.executable, "-c", SANITIZED, str(target), *(str(TESTS / f"test_{name}.py") for name in SANITIZED_TESTS)],
         capture_output=True,
         text=True,
         check=False,
         cwd=TESTS.parents[1],
-        env={"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PATH": "/usr/bin:/bin"},
+        env={
+            "LD_PRELOAD": runtime,
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -37,7 +37,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measure(case: Case, machine: Machine, turns: int, extra: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Rows of the table: the case's contestants and the machine's limits take turns."""
     counted = {name: repeated(run) for name, run in case.runs.items()}
-    times = least({**{name: run for name, (run, _) in counted.items()}, **machine.runs()}, turns)
+    short = {name for name, (_, count) in counted.items() if count > 1}
+    times = least({**{name: run for name, (run, _) in counted.items()}, **machine.runs()}, turns, short)
     limits = machine.limits(times)
     seconds = {name: times[name] / count for name, (_, count) in counted.items()}
     seconds.update(extra)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -57,9 +59,17 @@ def step_case(weights: ops.DecoderWeights, sequences: int, kv_len: int, rows_eac
         return ops.attention_batch([rows_each] * sequences, [kv_len] * sequences, tables, SIZE)
 
     runs: dict[str, Run] = {}
-    decoder = ops.build_decoder(weights)
-    if decoder is not None:
-        runs["cpu one call"] = lambda: decoder.step(tokens, positions, slots, batch(), last, kv)
+    for label, model, dtype, row_bits in (
+        ("", weights, None, 0),
+        (" bf16", _halved(weights), None, 0),
+        (" int8", _halved(weights), torch.int8, 0),
+        (" w8a8", _halved(weights), torch.int8, 8),
+    ):
+        decoder = ops.build_decoder(model, dtype, row_bits)
+        if decoder is not None:
+            cache = kv.to(model.embedding.dtype)
+            runs[f"cpu one call{label}"] = partial(_step, decoder, tokens, positions, slots, batch, last, cache)
+    if runs:
         runs["cpu op by op"] = lambda: _by_ops(
             weights, registry.ops_of("cpu"), tokens, positions, slots, batch(), last, kv
         )
@@ -68,6 +78,23 @@ def step_case(weights: ops.DecoderWeights, sequences: int, kv_len: int, rows_eac
     flop = 2.0 * rows * _active(weights) + 2.0 * sequences * VOCAB * DEMO.hidden
     name = f"demo model, {sequences} x {rows_each} rows, {kv_len} keys"
     return Case("decoder step", name, runs, dict.fromkeys(runs, 2.0 * _active(weights)), flop)
+
+
+def _step(
+    decoder: ops.Decoder,
+    tokens: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    batch: Callable[[], ops.AttentionBatch],
+    last: Tensor,
+    kv: Tensor,
+) -> Tensor:
+    return decoder.step(tokens, positions, slots, batch(), last, kv)
+
+
+def _halved(weights: ops.DecoderWeights) -> ops.DecoderWeights:
+    """A model of bfloat16: its embedding and head, and so its activations' dtype; the other values are exact in it."""
+    return replace(weights, embedding=weights.embedding.bfloat16(), head=weights.head.bfloat16())
 
 
 def _active(weights: ops.DecoderWeights) -> int:

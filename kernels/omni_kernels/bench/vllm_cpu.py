@@ -11,11 +11,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 FLUSH_BYTES = 256 << 20
+REPEAT_S = 2e-3
 
 
 def load_operators() -> str:
@@ -30,6 +32,24 @@ def load_operators() -> str:
     load: Callable[[str], None] = torch.ops.load_library
     load(str(library if library.exists() else library.with_name("_C.abi3.so")))
     return "amx" if tiles else "vec"
+
+
+def least(run: Callable[[], object], turns: int, clock: Callable[[], float], flush: Callable[[], object]) -> float:
+    """As the bench measures its own: long runs read weights from memory, as after other layers; short ones repeat."""
+    run()
+    start = clock()
+    run()
+    count = max(1, int(REPEAT_S / max(clock() - start, 1e-7)))
+    best = float("inf")
+    for _ in range(turns):
+        flush()
+        if count > 1:
+            run()
+        start = clock()
+        for _ in range(count):
+            run()
+        best = min(best, (clock() - start) / count)
+    return best
 
 
 def main() -> None:
@@ -52,13 +72,8 @@ def main() -> None:
         chosen = torch.Generator().manual_seed(rows)  # the experts that `cases.MoeLayer` chooses
         weights, ids = torch.randn(rows, experts, generator=chosen).softmax(-1).topk(top_k)
         out, ids = torch.empty_like(x), ids.to(torch.int32)
-        best = float("inf")
-        for _ in range(request["turns"] + 1):
-            flush.sum()  # the weights come from memory, as they do when other layers have run between
-            start = clock()
-            ops.cpu_fused_moe(out, x, *packed, None, None, weights, ids, False, "silu", isa)
-            best = min(best, clock() - start)
-        result[rows] = best
+        run = partial(ops.cpu_fused_moe, out, x, *packed, None, None, weights, ids, False, "silu", isa)
+        result[rows] = least(run, request["turns"], clock, flush.sum)
     sys.stdout.write(json.dumps(result) + "\n")
 
 
