@@ -152,8 +152,11 @@ static int word(Scan *s, const char *text, size_t length) {
 }
 
 static int next_is(Scan *s, unsigned char c) {
-    blank(s);
-    if (s->at >= s->end || *s->at != c) return 0;
+    /* Most JSON has no blanks. */
+    if (s->at >= s->end || *s->at != c) {
+        blank(s);
+        if (s->at >= s->end || *s->at != c) return 0;
+    }
     s->at++;
     return 1;
 }
