@@ -106,6 +106,15 @@ def test_all_rows_to_one_expert(backend: str) -> None:
     close(ops.packed_moe(x, packed, ids, weights), reference.packed_moe(x, plain, ids, weights))
 
 
+def test_experts_that_are_gone_leave_nothing_to_those_in_their_place(compiled: str) -> None:
+    x, (ids, weights) = torch.randn(3, 8), (torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
+    for _ in range(20):  # Python gives the same address again
+        w13, w2 = torch.randn(1, 8, 8), torch.randn(1, 8, 4)
+        packed, plain = (ops.pack_experts(w13, w2, F32, backend=b) for b in (compiled, "torch"))
+        for _ in range(2):
+            close(ops.packed_moe(x, packed, ids, weights), reference.packed_moe(x, plain, ids, weights))
+
+
 def test_a_nan_stays_in_its_row(backend: str) -> None:
     packed, _ = experts(4, 32, 16, backend)
     x = torch.randn(9, 32)
