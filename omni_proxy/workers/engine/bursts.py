@@ -14,7 +14,7 @@ from typing import Final
 
 from omni_proxy.workers.engine.sequence import Sequence
 
-_LONGEST_S: Final = 0.004
+_LONGEST_S: Final = 0.008
 """So long may one call take, as nobody is heard meanwhile."""
 _LATEST: Final = 5
 

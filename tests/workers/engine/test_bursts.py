@@ -43,7 +43,7 @@ def test_the_first_step_of_a_batch_goes_alone() -> None:
     assert made.steps([decoding(), decoding()], drafting=False) == 1  # two have not been seen yet
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0003, 8), (0.001, 4), (0.0019, 2), (0.003, 1), (0.5, 1)])
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0003, 8), (0.0019, 4), (0.0039, 2), (0.005, 1), (0.5, 1)])
 def test_long_steps_make_short_bursts(seconds: float, steps: int) -> None:
     assert bursts(seconds=seconds).steps([decoding()], drafting=False) == steps
 
