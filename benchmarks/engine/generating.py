@@ -65,10 +65,12 @@ def _prefill(subject: Subject, both: Mapping[str, Contestant], turns: int, want:
     return _lines(f"{subject.name}: prefill of {PREFILL}", PREFILL, spent, want)
 
 
-def decoding(contestants: Mapping[str, Contestant], prompts: Prompts, turns: int) -> dict[str, Spent]:
-    """Time of `DECODED` tokens after the first."""
+def decoding(
+    contestants: Mapping[str, Contestant], prompts: Prompts, turns: int, tokens: int = DECODED
+) -> dict[str, Spent]:
+    """Time of so many tokens after the first."""
     first = in_turns(contestants, prompts, 1, turns)
-    whole = in_turns(contestants, prompts, DECODED + 1, turns)
+    whole = in_turns(contestants, prompts, tokens + 1, turns)
     return {
         name: Spent(whole[name].wall_s - first[name].wall_s, whole[name].cpu_s - first[name].cpu_s)
         for name in contestants

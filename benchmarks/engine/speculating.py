@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.engine.contestants import Ours, Prompts
-from benchmarks.engine.generating import in_turns
+from benchmarks.engine.generating import decoding
 from benchmarks.engine.headed import SHAPES, constructed
 from benchmarks.engine.models import Subject
 from benchmarks.engine.report import Line
@@ -67,7 +67,7 @@ def _compare(name: str, engines: dict[str, Ours], prompts: Prompts, want: float,
     if said[plain] != said[drafting]:
         raise AssertionError(f"{name}: drafts have changed the tokens")
     before = engines[drafting].drafts()
-    spent = in_turns(engines, prompts, TOKENS, 3 * turns)
+    spent = decoding(engines, prompts, 3 * turns, TOKENS)
     drafted, right = (after - was for after, was in zip(engines[drafting].drafts(), before, strict=True))
     rate = {key: len(prompts) * TOKENS / one.wall_s for key, one in spent.items()}
     luck = "" if drafting == "ngram" else f", {right / max(1, drafted):.0%} right"

@@ -28,8 +28,8 @@ class Bursts:
         self._seconds: dict[int, deque[float]] = {}
         """Of the latest steps of so many sequences."""
 
-    def steps(self, sequences: list[Sequence], drafting: bool) -> int:
-        """For a batch that only decodes. `drafting`: drafts are looked for between calls, and there was none now.
+    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
+        """For a batch that only decodes. `rest`: tokens before a draft is looked for again; None: never.
 
         A draft gives more than a burst. So the longer a sequence has had none the longer nobody looks for one: what
         that misses is a part of what was looked for in vain.
@@ -42,7 +42,7 @@ class Bursts:
             for seq in sequences
         )
         calm = min(len(seq.tokens) - seq.drafted_at for seq in sequences)
-        patience = calm // 2 if drafting else self._most
+        patience = self._most if rest is None else max(calm, rest)
         return max(1, min(self._most, patience, left, int(_LONGEST_S / max(1e-9, median(known)))))
 
     def took(self, drafts: Iterable[tuple[int, ...]], sequences: int, steps: int, seconds: float) -> None:

@@ -16,7 +16,7 @@ from omni_proxy.workers.engine.types import EngineConfig
 class LearningDrafts(Drafts, Protocol):
     """Proposes drafts, and hears how they fared."""
 
-    def took(self, drafts: Sequence[tuple[int, ...]], seconds: float) -> None: ...
+    def took(self, drafts: Sequence[tuple[int, ...]], seconds: float, shared: bool = False) -> None: ...
     def checked(self, seq: EngineSequence, sequences: int, drafted: int, right: int) -> None: ...
     def forget(self, request_id: str) -> None: ...
 
@@ -30,11 +30,16 @@ def drafter_of(config: EngineConfig, max_model_len: int) -> LearningDrafts | Non
 
 
 def learn(
-    drafter: LearningDrafts, counters: Counters, chunks: Sequence[Chunk], tokens: Sequence[int], seconds: float
+    drafter: LearningDrafts,
+    counters: Counters,
+    chunks: Sequence[Chunk],
+    tokens: Sequence[int],
+    steps: int,
+    seconds: float,
 ) -> None:
-    """A step of `chunks`, which gave each so many `tokens`: what drafts cost and how often they were right."""
+    """A call, `steps` steps of `chunks`, gave each so many `tokens`: what drafts cost and how often they were right."""
     if all(chunk.count == 1 for chunk in chunks):
-        drafter.took([chunk.draft for chunk in chunks], seconds)
+        drafter.took([chunk.draft for chunk in chunks], seconds / steps, steps > 1)
     decoding = sum(chunk.count == 1 for chunk in chunks)
     for chunk, drawn in zip(chunks, tokens, strict=True):
         if chunk.draft:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_proxy.workers.engine.sequence import Sequence
-from omni_proxy.workers.engine.speculation import HOPE, Drafter, RowCosts
+from omni_proxy.workers.engine.speculation import HOPE, Drafter, RowCosts, gain
 
 GUESS: Final = -1
 """Stands in a draft for a token that the head is to guess."""
@@ -101,8 +101,13 @@ class HeadDrafter:
             luck.pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * luck.pause))
             luck.resumes_at = len(seq.tokens) + luck.pause
 
-    def took(self, drafts: Seq[tuple[int, ...]], seconds: float) -> None:
-        """A step that only decodes, with these drafts, has taken so long."""
+    def rest(self, seq: Sequence) -> int:
+        """See `Drafter.rest`; beside a head it is looked for at every step."""
+        return 0
+
+    def took(self, drafts: Seq[tuple[int, ...]], seconds: float, shared: bool = False) -> None:
+        """A step that only decodes, with these drafts, has taken so long; beside a head none shares its call."""
+        assert not shared
         guessed = any(draft[:1] == (GUESS,) for draft in drafts)
         self.costs.observe(len(drafts), sum(map(len, drafts)), seconds, guessed)
 
@@ -170,8 +175,3 @@ class GuessCosts:
     def share(self, sequences: int) -> float:
         """See `RowCosts.share`, of a row that the head guesses."""
         return self._guesses.share(sequences)
-
-
-def gain(rate: float, length: int, share: float) -> float:
-    """Tokens that a draft is likely to give, less those that its time would give without it."""
-    return sum(rate**n for n in range(1, length + 1)) - length * share

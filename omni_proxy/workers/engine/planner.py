@@ -75,12 +75,16 @@ class Drafts(Protocol):
         """At most `most` tokens, in a step that decodes `sequences`."""
         ...
 
+    def rest(self, seq: Sequence) -> int:
+        """So many tokens of a sequence for which there was no draft now go by before there may be one."""
+        ...
+
 
 class Steps(Protocol):
     """Says how many steps one call takes."""
 
-    def steps(self, sequences: list[Sequence], drafting: bool) -> int:
-        """For a batch that only decodes, for which nobody waits; `drafting`: drafts were looked for in vain."""
+    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
+        """For a batch that only decodes and nobody waits for. `rest`: tokens until a draft may be; None: never."""
         ...
 
 
@@ -250,7 +254,9 @@ class Planner:
         """Steps for what decodes, as far as blocks that nobody needs reach."""
         if any(chunk.draft for chunk in decodes):
             return 1
-        steps = bursts.steps([chunk.seq for chunk in decodes], self._drafter is not None)
+        sequences = [chunk.seq for chunk in decodes]
+        rest = None if self._drafter is None else min(map(self._drafter.rest, sequences))
+        steps = bursts.steps(sequences, rest)
         roomy = steps > 1 and all(self._spare_blocks(chunk.seq, steps - 1) for chunk in decodes)
         return steps if roomy else 1
 

@@ -24,7 +24,11 @@ HOPE: Final = 0.7
 """Share of right tokens that a sequence begins with."""
 _LEARN: Final = 0.25
 _LATEST: Final = 9
+_FIRST_DRAFT: Final = 4
+"""Length of a sequence's first: long enough to show that drafts pay where a step of its own costs much."""
 _FIRST_PAUSE: Final = 16
+_PROBE_TOKENS: Final = 20
+"""So many tokens pass, at least, for each that a draft between pauses costs."""
 _LONGEST_PAUSE: Final = 128
 
 
@@ -55,26 +59,45 @@ class RowCosts:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[float]] = {}
-        """Seconds of steps of so many sequences without drafts."""
+        self._single: dict[int, deque[float]] = {}
+        """Seconds of steps of so many sequences without drafts, each a call of its own."""
+        self._shared: dict[int, deque[float]] = {}
+        """The same where several shared a call."""
         self._row: dict[int, deque[float]] = {}
         """Seconds that each row of drafts added."""
 
-    def observe(self, sequences: int, draft_rows: int, seconds: float) -> None:
-        """A step that only decodes has taken `seconds`."""
-        plain = self._plain.setdefault(sequences, deque(maxlen=_LATEST))
-        if draft_rows == 0:
-            plain.append(seconds)
-        elif plain:
+    def observe(self, sequences: int, draft_rows: int, seconds: float, shared: bool = False) -> None:
+        """A step that only decodes has taken `seconds`; `shared`: with others in one call."""
+        single = self._single.setdefault(sequences, deque(maxlen=_LATEST))
+        if shared:
+            self._shared.setdefault(sequences, deque(maxlen=_LATEST)).append(seconds)
+        elif draft_rows == 0:
+            single.append(seconds)
+        elif single:
             rows = self._row.setdefault(sequences, deque(maxlen=_LATEST))
-            rows.append((seconds - median(plain)) / draft_rows)
+            rows.append((seconds - median(single)) / draft_rows)
 
     def share(self, sequences: int) -> float:
         """Cost of a row more, in tokens that its time would give without drafts."""
-        plain, row = self._plain.get(sequences), self._row.get(sequences)
+        plain, row = self._plain(sequences), self._row.get(sequences)
         if not plain or not row:
             return 0.3
-        return min(1.0, max(0.05, median(row) * sequences / max(1e-9, median(plain))))
+        return min(1.0, max(0.05, median(row) * sequences / plain))
+
+    def overhead(self, sequences: int) -> float:
+        """Cost of a call of its own, which a step with drafts takes, in tokens as above."""
+        plain, single = self._plain(sequences), self._single.get(sequences)
+        return max(0.0, median(single) / plain - 1.0) if plain and single else 0.0
+
+    def _plain(self, sequences: int) -> float:
+        """Seconds of a step as it is without drafts; 0: not known."""
+        seen = self._shared.get(sequences) or self._single.get(sequences)
+        return max(1e-9, median(seen)) if seen else 0.0
+
+
+def gain(rate: float, length: int, share: float) -> float:
+    """Tokens that a draft is likely to give, less those that its time would give without it."""
+    return sum(rate**n for n in range(1, length + 1)) - length * share
 
 
 @dataclass(slots=True)
@@ -83,6 +106,7 @@ class _Luck:
 
     index: GramIndex
     rate: float = HOPE
+    tried: bool = False
     pause: int = 0
     """Length of the last pause; 0: there was none since a success."""
     resumes_at: int = 0
@@ -113,7 +137,8 @@ class Drafter:
             luck = self._lucks[seq.request_id] = _Luck(GramIndex())
         if len(seq.tokens) < luck.resumes_at:
             return ()
-        length = min(left, self._length(luck, self.costs.share(sequences)))
+        length = self._length(luck, self.costs.share(sequences)) if luck.tried else min(_FIRST_DRAFT, self._longest)
+        length = min(left, length)
         return luck.index.continuation(seq.tokens, length)
 
     def checked(self, seq: Sequence, sequences: int, drafted: int, right: int) -> None:
@@ -128,15 +153,23 @@ class Drafter:
             luck.rate += _LEARN * (1.0 - luck.rate)
         if right < drafted:
             luck.rate -= _LEARN * luck.rate
-        if right:
+        share, overhead = self.costs.share(sequences), self.costs.overhead(sequences)
+        luck.tried = True
+        if right == drafted or gain(luck.rate, self._length(luck, share), share) > overhead:
             luck.pause = 0
-        elif luck.rate < self.costs.share(sequences):
-            luck.pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * luck.pause))
+        else:
+            shortest = max(_FIRST_PAUSE, int(_PROBE_TOKENS * (overhead + share)))
+            luck.pause = min(max(_LONGEST_PAUSE, shortest), max(shortest, 2 * luck.pause))
             luck.resumes_at = len(seq.tokens) + luck.pause
 
-    def took(self, drafts: Seq[tuple[int, ...]], seconds: float) -> None:
-        """A step that only decodes, with these drafts, has taken so long."""
-        self.costs.observe(len(drafts), sum(map(len, drafts)), seconds)
+    def rest(self, seq: Sequence) -> int:
+        """So many tokens go by before a draft is made again; 0: it may be at any time."""
+        luck = self._lucks.get(seq.request_id)
+        return 0 if luck is None else max(0, luck.resumes_at - len(seq.tokens))
+
+    def took(self, drafts: Seq[tuple[int, ...]], seconds: float, shared: bool = False) -> None:
+        """A step that only decodes, with these drafts, has taken so long; `shared`: with others in one call."""
+        self.costs.observe(len(drafts), sum(map(len, drafts)), seconds, shared)
 
     def rate(self, request_id: str) -> float:
         """The share of a sequence's drafted tokens that has been right of late."""

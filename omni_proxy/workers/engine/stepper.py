@@ -94,7 +94,7 @@ class Stepper:
         if all(chunk.count == 1 for chunk in chunks):
             self._bursts.took([chunk.draft for chunk in chunks], len(chunks), steps, seconds)
         if self._drafter is not None:
-            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], seconds / steps)
+            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], steps, seconds)
 
     def _begin_pushes(self, chunks: tuple[Chunk, ...]) -> StepProgress | None:
         """Say which of the chunks' KV others wait for; what the step must tell them, if any."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proxy.workers.engine.head_drafts import GUESS, HeadDrafter, gain
+from omni_proxy.workers.engine.head_drafts import GUESS, HeadDrafter
 from omni_proxy.workers.engine.sequence import Sequence
-from omni_proxy.workers.engine.speculation import Drafter
+from omni_proxy.workers.engine.speculation import Drafter, gain
 from omni_proxy.workers.engine.types import EngineRequest
 from tests.workers.engine.helpers import greedy, prompt
 

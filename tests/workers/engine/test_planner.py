@@ -217,7 +217,7 @@ class Burst:
     def __init__(self, machine: PlannerMachine) -> None:
         self._machine = machine
 
-    def steps(self, sequences: list[Sequence], drafting: bool) -> int:
+    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
         left = min(self._machine.limit - len(seq.tokens) for seq in sequences)
         return max(1, min(self._machine.burst, left))
 
@@ -243,6 +243,9 @@ class PlannerMachine(RuleBasedStateMachine):
     def propose(self, seq: Sequence, sequences: int, most: int) -> tuple[int, ...]:
         """As a drafter: whatever this step's draw says, within the sequence's limit."""
         return self.draft[: max(0, min(most, self.limit - len(seq.tokens) - 1))]
+
+    def rest(self, seq: Sequence) -> int:
+        return 0
 
     def identity(self, seq: Sequence, position: int, draft: tuple[int, ...] = ()) -> object:
         """KV at a position depends on all tokens up to it."""
