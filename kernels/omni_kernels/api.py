@@ -192,10 +192,11 @@ def _packed_op(name: str, packer: str, x: Tensor) -> Op:
     if packer == "torch":
         return TORCH[name]
     backend = registry.backend(packer)
-    require(x.device.type == backend.device, name, "x", f"must be on {backend.device}", x.device)
+    if x.device.type != backend.device:
+        require(False, name, "x", f"must be on {backend.device}", x.device)
     require(x.dtype in (torch.float32, torch.bfloat16), name, "x", "must be float32 or bfloat16", x.dtype)
-    wants_grad = torch.is_grad_enabled() and x.requires_grad
-    require(not wants_grad, name, "x", f"must not want a gradient with weights packed by {packer}", "requires_grad")
+    if torch.is_grad_enabled() and x.requires_grad:
+        require(False, name, "x", f"must not want a gradient with weights packed by {packer}", "requires_grad")
     return backend.ops[name]
 
 
@@ -212,7 +213,8 @@ def linear(x: Tensor, w: PackedMatrix) -> Tensor:
 def packed_moe(x: Tensor, experts: PackedExperts, ids: Tensor, weights: Tensor) -> Tensor:
     """See `reference.packed_moe`."""
     name, hidden = "packed_moe", experts.w13.k
-    require(x.dim() == 2 and x.shape[1] == hidden, name, "x", f"must be [T, {hidden}]", x.shape)
+    if x.dim() != 2 or x.shape[1] != hidden:
+        require(False, name, "x", f"must be [T, {hidden}]", x.shape)
     floats(name, "x", x)
     check_choice(name, x, ids, weights)
     run = _packed_op(name, experts.backend, x)

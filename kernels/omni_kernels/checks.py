@@ -57,10 +57,10 @@ def shares(op: str, argument: str, x: Tensor, on: Tensor) -> None:
 
 def check_choice(op: str, x: Tensor, ids: Tensor, weights: Tensor) -> None:
     """Experts and their weights for every row of `x`."""
-    rows = ids.dim() == 2 and ids.shape[0] == x.shape[0]
-    require(rows, op, "ids", f"must be [{x.shape[0]}, K]", ids.shape)
-    same = weights.shape == ids.shape
-    require(same, op, "weights", f"must be {tuple(ids.shape)}", weights.shape)
+    if ids.dim() != 2 or ids.shape[0] != x.shape[0]:
+        require(False, op, "ids", f"must be [{x.shape[0]}, K]", ids.shape)
+    if weights.shape != ids.shape:
+        require(False, op, "weights", f"must be {tuple(ids.shape)}", weights.shape)
     shares(op, "weights", weights, x)
     integers(op, "ids", ids, x)
 
