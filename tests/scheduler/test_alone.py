@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.core import Core
-from omni_proxy.messages import Arrived, FirstToken, PrefillDone, StartDecode, StartPrefill
+from omni_proxy.messages import Arrived, FirstToken, Mode, PrefillDone, StartDecode, StartPrefill
 from omni_proxy.scheduler.cost import PrefillCost
 from omni_proxy.scheduler.settings import SchedulingSettings
-from tests.core.steps import core_of, spec
+from tests.core.steps import core_of, spec, worker
 
 
 def by_cost() -> Core:
@@ -38,6 +38,12 @@ def test_what_the_answers_made_there_would_lose_counts() -> None:
     core.handle(Arrived("long", spec(60_000)), now)  # P will be at it for seconds
     core.handle(PrefillDone(begun.lease, True), now + 0.02)
     assert isinstance(first_leg(core, "short", 100, now + 0.03), StartDecode)
+
+
+def test_a_decode_worker_that_can_compute_no_prompt_gets_none() -> None:
+    pair = [worker(name, modes=(Mode.SEQUENTIAL,)) for name in ("p0", "d0")]
+    core = core_of(*pair, scheduling=SchedulingSettings(aggregate_below_tokens=None))
+    assert isinstance(first_leg(core, "short", 100, 0.0), StartPrefill)
 
 
 def test_a_worker_computes_one_such_prompt_at_a_time() -> None:
