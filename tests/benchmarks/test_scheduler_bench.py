@@ -24,7 +24,8 @@ def test_a_comparison_has_a_row_for_each(tmp_path: Path) -> None:
     trace.write_text("\n".join(rows))
     lines: list[str] = []
     compare(trace, 0.9, "cold", None, True, lines.append)
-    assert [line.split("  ")[0] for line in lines[2:5]] == ["match-ratio", "least-requests", "omni-proxy"]
+    named = [line.split("  ")[0] for line in lines[2:6]]
+    assert named == ["match-ratio", "least-requests", "token-cost", "omni-proxy"]
     assert any(line.startswith("prefixes not followed") for line in lines)
     assert lines[-1].startswith("nobody waits")
 
