@@ -62,6 +62,14 @@ def test_metrics_of_vllm() -> None:
     assert of_metrics("") == Facts()
 
 
+@pytest.mark.parametrize("blocks", ["nan", "NaN", "inf", "1e9", "-5", "0", "0.5", "9" * 20])
+def test_a_capacity_that_is_no_count_is_not_known(blocks: str) -> None:
+    said = of_metrics(f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1\n')
+    assert (said.block_tokens, said.kv_capacity_tokens) == (16, None)
+    sglang = of_sglang_server_info(b'{"page_size":16,"max_total_num_tokens":1e400}')
+    assert sglang is None or sglang.kv_capacity_tokens is None
+
+
 @pytest.mark.parametrize(
     "text",
     [
