@@ -61,6 +61,39 @@ class Call:
         "whole_because",
     )
 
+    ttft_target_s: float | None
+    """How soon the client wants the first token; a field of ours, which workers ignore."""
+    wants_usage: bool
+    """The client asked for usage in its stream."""
+    asked: str
+    """What the client called the model, where that was looked up."""
+    says_thinking: bool
+    """A field says whether the model should think, or how much."""
+    thinking: bool
+    """The model should think before it answers: such answers are long."""
+    whole: bool
+    """Must be computed by one worker: several answers, or an answer about the prompt itself."""
+    whole_because: str | None
+    """The field that asks for that."""
+    parts: int
+    """So many answers of one prompt each would serve it as well; 1: it cannot be divided."""
+    tampered: bool
+    """The client sent internal fields; they must not reach a worker."""
+    form: bool
+    """The body is a multipart form and passes as it is, under the client's own content type."""
+    content_type: bytes
+    """Of a form."""
+    prompt_bytes: int | None
+    """How much of the body is text to be computed; None: all of it."""
+    has_parts: bool
+    """A message's content is a list of parts, not one text."""
+    media: tuple[MediaItem, ...]
+    """Images and sound in its messages."""
+    token_ids: bytes
+    """The prompt's token ids as JSON, where it was text and workers are to get them."""
+    places: bytes
+    """Where the fields are in the body, for the scanner; empty: it does not know, or the fields are others now."""
+
     def __init__(
         self,
         path: str,
@@ -92,39 +125,23 @@ class Call:
         self.max_tokens = max_tokens
         self.priority = priority
         self.ttft_target_s = ttft_target_s
-        """How soon the client wants the first token; a field of ours, which workers ignore."""
         self.wants_usage = wants_usage
-        """The client asked for usage in its stream."""
         self.prompts = prompts
         self.samples = samples
         self.asked = ""
-        """What the client called the model, where that was looked up."""
         self.says_thinking = says_thinking
-        """A field says whether the model should think, or how much."""
         self.thinking = False
-        """The model should think before it answers: such answers are long."""
         self.whole = whole
-        """Must be computed by one worker: several answers, or an answer about the prompt itself."""
         self.whole_because = whole_because
-        """The field that asks for that."""
         self.parts = parts
-        """So many answers of one prompt each would serve it as well; 1: it cannot be divided."""
         self.tampered = tampered
-        """The client sent internal fields; they must not reach a worker."""
         self.form = form
-        """The body is a multipart form and passes as it is, under the client's own content type."""
         self.content_type = b""
-        """Of a form."""
         self.prompt_bytes = prompt_bytes
-        """How much of the body is text to be computed; None: all of it."""
         self.has_parts = has_parts
-        """A message's content is a list of parts, not one text."""
-        self.media: tuple[MediaItem, ...] = ()
-        """Images and sound in its messages."""
+        self.media = ()
         self.token_ids = b""
-        """The prompt's token ids as JSON, where it was text and workers are to get them."""
         self.places = places
-        """Where the fields are in the body, for the scanner; empty: it does not know, or the fields are others now."""
 
     @property
     def fields(self) -> Fields:

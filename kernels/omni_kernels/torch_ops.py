@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from omni_kernels import api
 from omni_kernels.packing import PackedExperts, PackedMatrix
@@ -112,14 +112,10 @@ def _chosen(logits: Tensor, top_k: int, *_: object, **__: object) -> tuple[Tenso
     return ids, ids.new_empty(ids.shape, dtype=torch.float32), ids.new_empty(experts)
 
 
-def _rows(x: Tensor, *_: object) -> Tensor:
-    return x.new_empty(x.shape)
-
-
 def _define(
     name: str, function: Callable[..., Any], fake: Callable[..., Any] | None, mutates: Sequence[str] = ()
 ) -> None:
-    operator: Any = torch.library.custom_op(f"{SPACE}::{name}", function, mutates_args=mutates)
+    operator: Any = library.custom_op(f"{SPACE}::{name}", function, mutates_args=mutates)
     if fake is not None:
         operator.register_fake(fake)
 
@@ -129,5 +125,5 @@ _define("add_rms_norm", _add_rms_norm, _like_twice)
 _define("rope", _rope, _like)
 _define("silu_and_mul", _silu_and_mul, _half)
 _define("moe_route", _moe_route, _chosen)
-_define("packed_moe", _packed_moe, _rows)
+_define("packed_moe", _packed_moe, _like)
 _define("kv_write", _kv_write, None, ("kv",))

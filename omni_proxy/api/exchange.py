@@ -122,72 +122,105 @@ class Exchange:
         "worker_id",
     )
 
+    worker_id: bytes
+    """By which workers know it."""
+    tenant: str
+    """Whose key was shown; empty where nobody asks for keys."""
+    grant: Grant | None
+    """What is set aside of the tenant's limits for as long as it runs."""
+    more_headers: bytes
+    """Header lines of ours for the answer."""
+    client: ClientSide | None
+    chunked: bool
+    """May the response be chunked? Not for HTTP/1.0."""
+    call: Call | None
+    forward: bytes
+    """The client's headers that go to workers, as header lines."""
+    said: Said | None
+    """What its headers say."""
+    spec: RequestSpec | None
+    """What the core was told of this request."""
+    complete: bool
+    """The whole answer has been written."""
+    encoding: Encoding | None
+    """Its images and sound on their way to encode workers."""
+    encode_s: float | None
+    """How long that took; None where nothing was encoded."""
+    encoded: bytes
+    """Where encode workers left their results, as JSON for the worker that computes the prompt."""
+    family: Family | None
+    """Those that serve it in parts; None: it is served as one."""
+    renames: tuple[bytes, ...]
+    """What the worker calls the model and what the client does, in pairs, where these are not the same."""
+    ask_id: bytes
+    """The id by which D may ask for its prefill; empty where it does not."""
+    legs: dict[int, Leg]
+    """Running legs by attempt."""
+    answers: dict[int, Answer]
+    """Error answers of workers by attempt, kept until it is known which one the client sees."""
+    handoff: bytes | None
+    handoff_from: str | None
+    prefill_cached: int | None
+    prefill_pending: bool
+    """P works beside D and has not answered: what D says must not be believed yet."""
+    status: int
+    """What the client was told; 0: nothing yet."""
+    error_told: bool
+    """The worker has put an error event into the stream itself."""
+    mid_event: bool
+    """What the client has of the stream ends within an event."""
+    slow_since: float | None
+    resumption: Resumption | None
+    """What another pair would need to go on with the stream; None: nobody will."""
+    kept: Kept | None
+    """What the client was sent, where the next turn is foreseen from it."""
+    tokenizing_since: float | None
+    timing: Timing | None
+    """Where the time goes, for a client that asks for it."""
+    trace: TraceContext | None
+    """Its place in a trace; None: nobody wants to see it there."""
+
     def __init__(self, rid: str, request_id: bytes, client: ClientSide, kept_alive: bool, chunked: bool) -> None:
         self.rid = rid
         self.request_id = request_id
         self.worker_id = request_id
-        """By which workers know it."""
         self.tenant = ""
-        """Whose key was shown; empty where nobody asks for keys."""
-        self.grant: Grant | None = None
-        """What is set aside of the tenant's limits for as long as it runs."""
+        self.grant = None
         self.more_headers = b""
-        """Header lines of ours for the answer."""
-        self.client: ClientSide | None = client
+        self.client = client
         self.kept_alive = kept_alive
         self.chunked = chunked
-        """May the response be chunked? Not for HTTP/1.0."""
-        self.call: Call | None = None
+        self.call = None
         self.forward = b""
-        """The client's headers that go to workers, as header lines."""
-        self.said: Said | None = None
-        """What its headers say."""
-        self.spec: RequestSpec | None = None
-        """What the core was told of this request."""
+        self.said = None
+        self.spec = None
         self.complete = False
-        """The whole answer has been written."""
         self.path = b""
         self.peer = client.peer
         self.user_agent = b""
-        self.encoding: Encoding | None = None
-        """Its images and sound on their way to encode workers."""
-        self.encode_s: float | None = None
-        """How long that took; None where nothing was encoded."""
+        self.encoding = None
+        self.encode_s = None
         self.encoded = b""
-        """Where encode workers left their results, as JSON for the worker that computes the prompt."""
-        self.family: Family | None = None
-        """Those that serve it in parts; None: it is served as one."""
-        self.renames: tuple[bytes, ...] = ()
-        """What the worker calls the model and what the client does, in pairs, where these are not the same."""
+        self.family = None
+        self.renames = ()
         self.room = 0
         self.ask_id = b""
-        """The id by which D may ask for its prefill; empty where it does not."""
-        self.legs: dict[int, Leg] = {}
-        """Running legs by attempt."""
-        self.answers: dict[int, Answer] = {}
-        """Error answers of workers by attempt, kept until it is known which one the client sees."""
-        self.handoff: bytes | None = None
-        self.handoff_from: str | None = None
-        self.prefill_cached: int | None = None
+        self.legs = {}
+        self.answers = {}
+        self.handoff = None
+        self.handoff_from = None
+        self.prefill_cached = None
         self.prefill_pending = False
-        """P works beside D and has not answered: what D says must not be believed yet."""
         self.status = 0
-        """What the client was told; 0: nothing yet."""
         self.bytes_out = 0
         self.error_told = False
-        """The worker has put an error event into the stream itself."""
         self.mid_event = False
-        """What the client has of the stream ends within an event."""
-        self.slow_since: float | None = None
-        self.resumption: Resumption | None = None
-        """What another pair would need to go on with the stream; None: nobody will."""
-        self.kept: Kept | None = None
-        """What the client was sent, where the next turn is foreseen from it."""
-        self.tokenizing_since: float | None = None
-        self.timing: Timing | None = None
-        """Where the time goes, for a client that asks for it."""
-        self.trace: TraceContext | None = None
-        """Its place in a trace; None: nobody wants to see it there."""
+        self.slow_since = None
+        self.resumption = None
+        self.kept = None
+        self.tokenizing_since = None
+        self.timing = None
+        self.trace = None
 
     @property
     def leg_call(self) -> Call | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 import omni_kernels as ops
 from omni_kernels import torch_ops
@@ -38,7 +38,7 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.usefixtures("compiled")
 def test_torch_accepts_each(name: str) -> None:
-    torch.library.opcheck(getattr(OURS, name).default, CALLS[name]())
+    library.opcheck(getattr(OURS, name).default, CALLS[name]())
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,25 @@ from typing import Final
 import torch
 
 from omni_proxy.workers.engine.checkpoint import Checkpoint
+from omni_proxy.workers.engine.draft_checkpoint import HeadCheckpoint
 from omni_proxy.workers.engine.expert_parallel.leader import ExpertOptions, ExpertParallel
 from omni_proxy.workers.engine.kv_events import KvEventPublisher
-from omni_proxy.workers.engine.types import EngineConfig
+from omni_proxy.workers.engine.model import Experts
+from omni_proxy.workers.engine.runner import Runner
+from omni_proxy.workers.engine.types import EngineConfig, EngineInfo
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def weight_dtype(config: EngineConfig) -> torch.dtype | None:
-    """What the matrices are turned into at load; None leaves them as they are."""
-    return None if config.quantization is None else torch.int8
-
-
-def row_bits(config: EngineConfig) -> int:
-    """Of the whole numbers that rows are made before products; 0 leaves that to the kernels."""
-    return 8 if config.quantization == "w8a8" else 0
+def runner_of(
+    config: EngineConfig, loaded: tuple[Checkpoint, HeadCheckpoint | None], sizes: EngineInfo, experts: Experts | None
+) -> Runner:
+    """Model and cache, with the matrices turned into what the config asks for."""
+    checkpoint, head = loaded
+    dtype = None if config.quantization is None else torch.int8
+    row_bits = 8 if config.quantization == "w8a8" else 0
+    limits = sizes.num_blocks, sizes.block_size, sizes.max_model_len
+    return Runner(checkpoint, *limits, experts, dtype, head, row_bits)
 
 
 def expert_parallel(config: EngineConfig, checkpoint: Checkpoint, on_lost: Callable[[], None]) -> ExpertParallel | None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from omni_proxy.workers.engine.arrivals import Arrivals
-from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, row_bits, weight_dtype
+from omni_proxy.workers.engine.assembly import DTYPES, expert_parallel, publisher, runner_of
 from omni_proxy.workers.engine.blocks import BlockPool
 from omni_proxy.workers.engine.bursts import Bursts
 from omni_proxy.workers.engine.cache_log import CacheLog
@@ -29,7 +29,6 @@ from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.handoff import Transfers
 from omni_proxy.workers.engine.outputs import output_of, say
 from omni_proxy.workers.engine.planner import Planner
-from omni_proxy.workers.engine.runner import Runner
 from omni_proxy.workers.engine.sampler import Drawn
 from omni_proxy.workers.engine.sequence import Sequence, finish_reason
 from omni_proxy.workers.engine.sizing import block_bytes, engine_info, kv_layout
@@ -61,23 +60,13 @@ class Engine:
         check_config(config)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        checkpoint, head = load_with_head(
-            config.model, DTYPES[config.dtype], config.speculation == "head", config.draft_model
-        )
+        loaded = load_with_head(config.model, DTYPES[config.dtype], config.speculation == "head", config.draft_model)
+        checkpoint, _ = loaded
         sizes = engine_info(config, checkpoint.config, side_channel_port=0)
         self.config = config
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._experts = expert_parallel(config, checkpoint, on_lost=lambda: self._inbox.put(lambda: None))
-        self._runner = Runner(
-            checkpoint,
-            sizes.num_blocks,
-            sizes.block_size,
-            sizes.max_model_len,
-            self._experts,
-            weight_dtype(config),
-            head,
-            row_bits(config),
-        )
+        self._runner = runner_of(config, loaded, sizes, self._experts)
         self._events = publisher(config)
         self._log = None if self._events is None else CacheLog(sizes.block_size)
         self._pool = BlockPool(sizes.num_blocks, sizes.block_size, config.prefix_caching, self._log)
@@ -96,15 +85,8 @@ class Engine:
         self.info: EngineInfo = engine_info(config, checkpoint.config, self._transfers.server.port)
         self._counters = Counters()
         outlet = Outlet(self._end_of, self._emit, self._finish)
-        self._stepper = Stepper(
-            self._runner,
-            self._planner,
-            self._transfers.pusher,
-            self._counters,
-            self._bursts,
-            self._drafter,
-            outlet,
-        )
+        steps = self._runner, self._planner, self._transfers.pusher, self._counters, self._bursts, self._drafter
+        self._stepper = Stepper(*steps, outlet)
         self._arrivals = Arrivals(
             self._planner,
             self._transfers,
