@@ -51,6 +51,7 @@ from omni_proxy.messages import (
     LegSent,
     OthersHeard,
     PrefillDone,
+    RareEvent,
     Reconfigured,
     RequestRecord,
     Stage,
@@ -67,26 +68,6 @@ from omni_proxy.scheduler.instants import sooner
 from omni_proxy.scheduler.load import WorkerLoad
 
 __all__ = ["Core", "CoreSettings"]
-
-_Rare = (
-    Tokenized
-    | LegFailed
-    | DecodeBroke
-    | Cancelled
-    | WorkerAdded
-    | WorkerUp
-    | WorkerDown
-    | WorkerDraining
-    | WorkerRemoved
-    | FrontLost
-    | Adopted
-    | OthersHeard
-    | Reconfigured
-    | Tick
-    | BlocksStored
-    | BlocksRemoved
-    | CacheCleared
-)
 
 
 class Core:
@@ -128,7 +109,7 @@ class Core:
             self._review_prewarming(self._prewarming, effects, now)
         return effects
 
-    def _happened(self, event: _Rare, now: float) -> None:
+    def _happened(self, event: RareEvent, now: float) -> None:
         """What not every request brings."""
         board = self._board
         match event:

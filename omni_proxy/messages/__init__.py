@@ -51,13 +51,8 @@ from omni_proxy.messages.usual import (
 )
 from omni_proxy.messages.words import FailureKind, Leg, Mark, Mode, Outcome, Role, Stage
 
-Event = (
-    Arrived
-    | Tokenized
-    | LegSent
-    | PrefillDone
-    | FirstToken
-    | DecodeDone
+RareEvent = (
+    Tokenized
     | LegFailed
     | DecodeBroke
     | Cancelled
@@ -75,7 +70,9 @@ Event = (
     | BlocksRemoved
     | CacheCleared
 )
+"""What not every request brings."""
 
+Event = Arrived | LegSent | PrefillDone | FirstToken | DecodeDone | RareEvent
 Effect = Tokenize | StartPrefill | StartDecode | Abort | Close | Foresee | Forget | Prewarm
 
 __all__ = [
@@ -108,6 +105,7 @@ __all__ = [
     "Placement",
     "PrefillDone",
     "Prewarm",
+    "RareEvent",
     "Reconfigured",
     "RequestRecord",
     "RequestSpec",
