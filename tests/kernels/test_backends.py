@@ -370,6 +370,20 @@ def test_sample_at_the_edges_of_chance(backend: str) -> None:
     assert got.tolist() == [2, 4]
 
 
+@pytest.mark.parametrize("vocab", [1, 7, 64, 65, 300, 1000])
+def test_sample_of_any_distribution(backend: str, vocab: int) -> None:
+    """Ties, masked tokens, flat and steep ones, cuts at any place."""
+    rows, f64 = 120, torch.float64
+    logits = (torch.randn(rows, vocab) * torch.tensor([0.1, 2.0, 9.0]).repeat(rows // 3)[:, None] * 4).round() / 4
+    logits[torch.rand(rows, vocab) < 0.2] = -torch.inf
+    logits[:, vocab // 2] = 1.0
+    temperature, top_p = torch.rand(rows, dtype=f64) * 2 + 0.05, torch.rand(rows, dtype=f64)
+    top_p[::4] = 1.0
+    top_k = torch.randint(0, vocab + 3, (rows,)) * (torch.arange(rows) % 3 == 0)
+    options = temperature, top_k, top_p, torch.rand(rows, dtype=f64)
+    assert registry.ops_of(backend)["sample"](logits, *options).equal(reference.sample(logits, *options))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_of_moe(compiled: str, data: st.DataObject) -> None:

@@ -1,12 +1,10 @@
-// The C interface: picks the instruction set, runs teams, packs, copies and samples. Compiled for the baseline.
+// The C interface: picks the instruction set, runs teams, packs and copies. Compiled for the baseline.
 #include "omni_cpu.h"
 
-#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <algorithm>
 #include <new>
 #include <vector>
 
@@ -79,7 +77,6 @@ int best_isa() {
     return ISA_COUNT - 1;
 }
 std::atomic<int> current{best_isa()};
-const Ops& ops() { return *ISAS[current.load(std::memory_order_relaxed)].ops; }
 
 // AMX needs the CPU's bits, the system's saving of tile registers, and Linux's permission for this process.
 bool detect_amx() {
@@ -173,6 +170,8 @@ bool go_on(const omni_step_args& args, int64_t* position, int64_t* slot, int64_t
 int64_t panel_count(int64_t n, bool gated) { return gated ? 2 * ((n / 2 + 15) / 16) : (n + 15) / 16; }
 
 }  // namespace
+
+const Ops& omni_ops() { return *ISAS[current.load(std::memory_order_relaxed)].ops; }
 
 bool Team::sync() {
     Shared& s = *shared;
@@ -287,40 +286,40 @@ void omni_pack(const void* src, int64_t n, int64_t k, int32_t dtype, int32_t gat
 
 int32_t omni_linear(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out, int32_t out_dtype,
                     int32_t threads) {
-    return ops().linear(x, x_dtype, rows, w, out, out_dtype, threads);
+    return omni_ops().linear(x, x_dtype, rows, w, out, out_dtype, threads);
 }
 int32_t omni_route(const float* logits, int64_t rows, const omni_routing* routing, int64_t* ids, float* weights,
                    int64_t* counts, int32_t threads) {
-    return ops().route(logits, rows, routing, ids, weights, counts, threads);
+    return omni_ops().route(logits, rows, routing, ids, weights, counts, threads);
 }
 int32_t omni_fused_moe(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
                        const float* weights, int64_t top_k, void* out, int32_t threads) {
-    return ops().fused_moe(x, dtype, rows, experts, ids, weights, top_k, out, threads);
+    return omni_ops().fused_moe(x, dtype, rows, experts, ids, weights, top_k, out, threads);
 }
 int32_t omni_rms_norm(const void* x, const void* residual, const void* weight, int64_t rows, int64_t width,
                       int64_t weight_rows, float eps, int32_t dtype, void* out, void* total, int32_t threads) {
-    return ops().rms_norm(x, residual, weight, rows, width, weight_rows, eps, dtype, out, total, threads);
+    return omni_ops().rms_norm(x, residual, weight, rows, width, weight_rows, eps, dtype, out, total, threads);
 }
 int32_t omni_rope(const void* x, const void* cos, const void* sin, int64_t rows, int64_t heads, int64_t dim,
                   int64_t row_stride, int32_t dtype, void* out, int32_t threads) {
-    return ops().rope(x, cos, sin, rows, heads, dim, row_stride, dtype, out, threads);
+    return omni_ops().rope(x, cos, sin, rows, heads, dim, row_stride, dtype, out, threads);
 }
 int32_t omni_silu_and_mul(const void* x, int64_t rows, int64_t width, int32_t dtype, void* out, int32_t threads) {
-    return ops().silu_and_mul(x, rows, width, dtype, out, threads);
+    return omni_ops().silu_and_mul(x, rows, width, dtype, out, threads);
 }
 int32_t omni_attention(const void* q, int32_t dtype, int64_t q_heads, int64_t q_row_stride, const omni_ragged* ragged,
                        const omni_cache* cache, float scale, void* out, int32_t threads) {
-    return ops().attention(q, dtype, q_heads, q_row_stride, ragged, cache, scale, out, threads);
+    return omni_ops().attention(q, dtype, q_heads, q_row_stride, ragged, cache, scale, out, threads);
 }
 int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads) {
-    return ops().step(model, args, threads);
+    return omni_ops().step(model, args, threads);
 }
 double omni_bench_read(const void* data, int64_t bytes, int32_t threads) {
-    return ops().bench_read(data, bytes, threads);
+    return omni_ops().bench_read(data, bytes, threads);
 }
-double omni_bench_fma(int64_t rounds, int32_t threads) { return ops().bench_fma(rounds, threads); }
-double omni_bench_pairs(int64_t rounds, int32_t threads) { return ops().bench_pairs(rounds, threads); }
-double omni_bench_quads(int64_t rounds, int32_t threads) { return ops().bench_quads(rounds, threads); }
+double omni_bench_fma(int64_t rounds, int32_t threads) { return omni_ops().bench_fma(rounds, threads); }
+double omni_bench_pairs(int64_t rounds, int32_t threads) { return omni_ops().bench_pairs(rounds, threads); }
+double omni_bench_quads(int64_t rounds, int32_t threads) { return omni_ops().bench_quads(rounds, threads); }
 
 int32_t omni_kv_write(const omni_cache* cache, const int64_t* slots, int64_t rows, const void* k, const void* v,
                       int64_t k_row_stride, int64_t v_row_stride) {
@@ -355,48 +354,6 @@ int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t blo
     return OMNI_OK;
 }
 
-int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const double* temperature, const int64_t* top_k,
-                    const double* top_p, const double* uniform, int64_t* tokens) try {
-    std::vector<double> p(static_cast<size_t>(vocab));
-    std::vector<int64_t> order(static_cast<size_t>(vocab));
-    for (int64_t r = 0; r < rows; r++) {
-        const float* x = logits + r * vocab;
-        const int64_t best = ops().best(x, vocab);
-        tokens[r] = best;
-        if (!(temperature[r] > 0)) continue;
-        double total = 0;
-        for (int64_t i = 0; i < vocab; i++) total += p[i] = exp((double(x[i]) - double(x[best])) / temperature[r]);
-        const int64_t k = top_k[r] > 0 && top_k[r] < vocab ? top_k[r] : vocab;
-        if (k < vocab || top_p[r] < 1) {
-            for (int64_t i = 0; i < vocab; i++) order[i] = i;
-            auto larger = [&](int64_t a, int64_t b) { return p[a] > p[b] || (p[a] == p[b] && a < b); };
-            if (k < vocab) std::nth_element(order.begin(), order.begin() + k, order.end(), larger);
-            std::sort(order.begin(), order.begin() + k, larger);
-            for (int64_t i = k; i < vocab; i++) p[order[i]] = 0;
-            double left = 0, before = 0;
-            for (int64_t i = 0; i < k; i++) left += p[order[i]];
-            for (int64_t i = 0; i < k; i++) {
-                const double here = p[order[i]];
-                if (top_p[r] < 1 && i > 0 && before >= top_p[r] * left) p[order[i]] = 0;
-                before += here;
-            }
-            total = 0;
-            for (int64_t i = 0; i < vocab; i++) total += p[i];
-        }
-        double sum = 0;
-        int64_t last = best, pick = -1;
-        for (int64_t i = 0; i < vocab && pick < 0; i++) {
-            if (p[i] > 0) last = i;
-            sum += p[i];
-            if (sum > uniform[r] * total) pick = i;
-        }
-        tokens[r] = pick < 0 ? last : pick;
-    }
-    return OMNI_OK;
-} catch (const std::bad_alloc&) {
-    return OMNI_NO_MEMORY;
-}
-
 int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws, int64_t steps,
                    int64_t* tokens, int32_t threads) try {
     omni_step_args args = *first;
@@ -413,7 +370,7 @@ int32_t omni_burst(const omni_model* model, const omni_step_args* first, const o
         if (!status && draws)
             status = omni_sample(args.logits, n, model->vocab, draws->temperature, draws->top_k, draws->top_p,
                                  draws->uniform + i * n, tokens);
-        for (int64_t r = 0; r < n && !draws; r++) tokens[r] = ops().best(args.logits + r * model->vocab, model->vocab);
+        for (int64_t r = 0; r < n && !draws; r++) tokens[r] = omni_ops().best(args.logits + r * model->vocab, model->vocab);
         if (status) return status;
         args.tokens = tokens;
     }

@@ -1,5 +1,6 @@
 // The ops of one instruction set behind a table of functions. Included by isa_*.cpp inside namespace OMNI_NS.
 #include "simd.h"
+#include "sample.h"
 #include "gemm.h"
 #include "layers.h"
 #include "moe.h"
@@ -346,4 +347,4 @@ static double bench_read(const void* data, int64_t bytes, int32_t threads) {
 }
 
 const Ops OPS = {linear_op, route_op, moe_op, norm_op, rope_op, silu_op, attention_op, step, best,
-                 bench_read, bench_fma, bench_pairs, bench_quads};
+                 chances, bench_read, bench_fma, bench_pairs, bench_quads};

@@ -2,6 +2,8 @@
 #pragma once
 #include "omni_cpu.h"
 
+constexpr int64_t CHANCES = 64;  // tokens whose chances are summed up together
+
 struct Ops {
     decltype(&omni_linear) linear;
     decltype(&omni_route) route;
@@ -12,6 +14,7 @@ struct Ops {
     decltype(&omni_attention) attention;
     decltype(&omni_step) step;
     int64_t (*best)(const float* x, int64_t n);  // the first of the largest values; a NaN is larger than all others
+    void (*chances)(const float* x, int64_t n, double most, double temperature, double* p, double* sums);  // sample.h
     decltype(&omni_bench_read) bench_read;
     decltype(&omni_bench_fma) bench_fma;
     decltype(&omni_bench_pairs) bench_pairs;
@@ -21,3 +24,5 @@ struct Ops {
 namespace omni_plain { extern const Ops OPS; }
 namespace omni_avx2 { extern const Ops OPS; }
 namespace omni_avx512 { extern const Ops OPS; }
+
+const Ops& omni_ops();  // of the instruction set that is chosen
