@@ -148,23 +148,35 @@ def test_a_row_does_not_depend_on_its_neighbours(compiled: str, stored: torch.dt
         assert alone.equal(together[row : row + 1])
 
 
-def test_amx_and_vectors_agree() -> None:
+@pytest.mark.parametrize("stored", [BF16, INT8])
+@pytest.mark.parametrize(("hidden", "wide"), [(64, 96), (33, 7), (100, 40)])
+def test_amx_and_vectors_agree_and_rows_keep_to_themselves(stored: torch.dtype, hidden: int, wide: int) -> None:
     library = registry.cpu_library()
     if library is None or not library.omni_use_amx(1):
         pytest.skip("this machine has no AMX")
-    for stored in (BF16, INT8):
-        packed, plain = experts(4, 64, 96, "cpu", stored, shared=32)
-        x = torch.randn(150, 64).to(BF16)
-        ids, weights, _ = ops.moe_route(torch.randn(150, 4), 2, True)
-        tiles = ops.packed_moe(x, packed, ids, weights)
-        torch.set_num_threads(3)
-        assert ops.packed_moe(x, packed, ids, weights).equal(tiles)
-        torch.set_num_threads(1)
-        library.omni_use_amx(0)
-        vectors = ops.packed_moe(x, packed, ids, weights)
-        library.omni_use_amx(1)
-        close(tiles, vectors)
-        close(tiles, reference.packed_moe(x.float(), plain, ids, weights).to(BF16))
+    packed, plain = experts(4, hidden, wide, "cpu", stored, shared=50)
+    x = torch.randn(150, hidden).to(BF16)
+    ids, weights, _ = ops.moe_route(torch.randn(150, 4), 2, True)
+    tiles = ops.packed_moe(x, packed, ids, weights)
+    for row in (0, 77, 149):
+        alone = ops.packed_moe(x[row : row + 1], packed, ids[row : row + 1], weights[row : row + 1])
+        assert alone.equal(tiles[row : row + 1])
+    torch.set_num_threads(3)
+    assert ops.packed_moe(x, packed, ids, weights).equal(tiles)
+    torch.set_num_threads(1)
+    matrix = ops.pack(torch.randn(75, hidden), stored, backend="cpu")
+    product = ops.linear(x, matrix)
+    library.omni_use_amx(0)
+    vectors = ops.packed_moe(x, packed, ids, weights), ops.linear(x, matrix)
+    library.omni_use_amx(1)
+    close(tiles, vectors[0])
+    close(product, vectors[1])
+    close(tiles, reference.packed_moe(x.float(), plain, ids, weights).to(BF16))
+    x[5, 3] = torch.nan
+    broken = ops.packed_moe(x, packed, ids, weights)
+    assert broken[5].isnan().all()
+    assert broken[:5].equal(tiles[:5])
+    assert broken[6:].equal(tiles[6:])
 
 
 @pytest.mark.parametrize("stored", [BF16, INT8])

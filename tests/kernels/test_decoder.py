@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,8 +194,19 @@ def test_a_cache_in_bfloat16(case: Case) -> None:
     torch.testing.assert_close(got, want, atol=0.2, rtol=0.05)
 
 
+@pytest.fixture(params=["amx", "vectors"])
+def unit(request: pytest.FixtureRequest, compiled: str) -> Iterator[str]:
+    """Every instruction set, with AMX and without it."""
+    library = registry.cpu_library()
+    assert library is not None
+    if not library.omni_use_amx(request.param == "amx") and request.param == "amx":
+        pytest.skip("this machine has no AMX")
+    yield compiled
+    library.omni_use_amx(1)
+
+
 def bfloat16_case() -> Case:
-    """A model of bfloat16, whose rows are multiplied by pairs where the CPU does that."""
+    """A model of bfloat16, whose rows are multiplied as such where the CPU does that."""
     weights = decoder_weights(varied_layers())
     exact = replace(weights, layers=[_halved(one) for one in weights.layers], head=weights.head.bfloat16())
     case = Case(replace(exact, embedding=weights.embedding.bfloat16()))
@@ -209,7 +220,7 @@ def _halved(one: ops.DecoderLayer) -> ops.DecoderLayer:
     return replace(one, **{name: w.bfloat16() for name, w in given.items() if w is not None})
 
 
-def test_a_model_of_bfloat16_stays_close(compiled: str) -> None:
+def test_a_model_of_bfloat16_stays_close(unit: str) -> None:
     case = bfloat16_case()
     wide = {name: getattr(case.weights, name).float() for name in ("embedding", "head")}
     layers = [replace(one, **_widened(one)) for one in case.weights.layers]
@@ -236,7 +247,7 @@ def check_that_rows_stand_alone(case: Case) -> None:
     assert together[:50].equal(whole)
 
 
-def test_nor_do_they_in_a_model_of_bfloat16(compiled: str) -> None:
+def test_nor_do_they_in_a_model_of_bfloat16(unit: str) -> None:
     case = bfloat16_case()
     check_that_rows_stand_alone(case)
 
@@ -260,7 +271,7 @@ def int8_case(case: Case, row_bits: int) -> Case:
 
 
 @pytest.mark.parametrize("row_bits", [0, 8, 16])
-def test_nor_do_they_with_int8_weights(compiled: str, row_bits: int) -> None:
+def test_nor_do_they_with_int8_weights(unit: str, row_bits: int) -> None:
     case = int8_case(bfloat16_case() if row_bits == 8 else Case(), row_bits)
     check_that_rows_stand_alone(case)
 

@@ -17,16 +17,18 @@ F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 BITS = (8, 16)
 
 
-@pytest.fixture(params=["vnni", "without"])
+@pytest.fixture(params=["amx", "vnni", "without"])
 def unit(request: pytest.FixtureRequest, compiled: str) -> Iterator[str]:
-    """Every instruction set, with the CPU's unit for such products and without it."""
+    """Every instruction set, with the CPU's units for such products and without them."""
     library = registry.cpu_library()
     assert library is not None
-    has = library.omni_use_vnni(1)
-    if request.param == "vnni" and not has:
-        pytest.skip("this machine has no AVX512_VNNI")
-    library.omni_use_vnni(request.param == "vnni")
+    has = {"amx": library.omni_use_amx(1), "vnni": library.omni_use_vnni(1), "without": 1}
+    if not has[request.param]:
+        pytest.skip(f"this machine has no {request.param}")
+    library.omni_use_amx(request.param == "amx")
+    library.omni_use_vnni(request.param != "without")
     yield compiled
+    library.omni_use_amx(1)
     library.omni_use_vnni(1)
 
 

@@ -3,7 +3,8 @@
 //   A: blocks of MR rows, [k][MR] each, float32         B: panels of 16 outputs, [k/2][16][2] or [k][16]
 //      or [k/2][MR] pairs of bfloat16
 //
-// Rows are of type `float`, or `Pair` where the CPU multiplies pairs of bfloat16 (twice the products an instruction).
+// Rows are of type `float`, or `Pair` where the CPU multiplies pairs of bfloat16 (twice the products an instruction). Those of
+// whole numbers and of AMX tiles are in quads.h and tiles.h.
 // Every output is one chain of multiply-adds over ascending k, whatever the tile: a row's result does not depend
 // on the rows beside it, nor on the number of threads.
 #if OMNI_LANES == 16
@@ -20,6 +21,7 @@ constexpr int K_BLOCK = 512;
 constexpr int panels_of(int mr) { return mr == 1 ? 2 : 1; }
 #endif
 constexpr int STEP = 8;           // panels whose results lie in the scratch at once
+constexpr int64_t LDC = STEP * 16;
 constexpr int CHUNK_ROWS = 96;    // rows of one expert that are packed together
 
 // What a tile fetches into L2 while it works: N lines for each two k, `stride` apart, `step` further on each time.
@@ -40,6 +42,12 @@ struct Pair {  // two successive values of k, bfloat16
 struct Quad {  // four successive values of k, int8: see quads.h
     uint32_t bits;
 };
+struct Half {  // bfloat16 and int8 for AMX, rows as they lie: see tiles.h
+    uint16_t bits;
+};
+struct Byte {
+    int8_t value;
+};
 template <class A>
 constexpr int64_t K_EACH = 1;  // values of k in an A
 template <>
@@ -47,17 +55,59 @@ constexpr int64_t K_EACH<Pair> = 2;
 template <>
 constexpr int64_t K_EACH<Quad> = 4;
 
+template <class A>
+constexpr bool TILED = false;
+template <>
+constexpr bool TILED<Half> = true;
+template <>
+constexpr bool TILED<Byte> = true;
+template <class A>
+constexpr bool WHOLE = false;  // rows are made whole numbers
+template <>
+constexpr bool WHOLE<Quad> = true;
+template <>
+constexpr bool WHOLE<Byte> = true;
+
+template <class A>
+constexpr bool ROUNDED = false;  // rows are of bfloat16
+template <>
+constexpr bool ROUNDED<Pair> = true;
+template <>
+constexpr bool ROUNDED<Half> = true;
+template <class A>
+using Given = std::conditional_t<ROUNDED<A>, uint16_t, float>;  // what an op's rows are made of
+
 INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
 INLINE int64_t quad(int64_t k) { return (k + 3) & ~int64_t(3); }
 template <class A>
 INLINE int64_t padded_to(int64_t k) { return K_EACH<A> == 4 ? quad(k) : even(k); }
+// Values from one row to the next where rows lie as they are: whole tiles, and a line so that rows do not share cache sets.
+INLINE int64_t row_room(int64_t k) { return ((k + 63) & ~int64_t(63)) + 64; }
 INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
 INLINE bool of_quads(int dtype) { return dtype == OMNI_W8A8 || dtype == OMNI_W8A16; }
 INLINE int64_t planes_of(int dtype) { return dtype == OMNI_W8A16 ? 2 : 1; }
 INLINE int64_t panel_bytes(int64_t k, int dtype) {
-    return (of_quads(dtype) ? quad(k) : even(k)) * 16 * element_bytes(dtype);
+    const int64_t unit = of_quads(dtype) ? 64 : dtype == OMNI_BF16 ? 32 : 2;
+    return (k + unit - 1) / unit * unit * 16 * element_bytes(dtype);
+}
+
+// A call's body for each type of rows; null where the compiler lacks the instructions.
+struct Bodies {
+    TeamBody floats, quads, pairs, halves, bytes;
+};
+#if defined(OMNI_AMX)
+#define OMNI_BODIES(body) {body<float>, body<Quad>, body<Pair>, body<Half>, body<Byte>}
+#else
+#define OMNI_BODIES(body) {body<float>, body<Quad>, nullptr, nullptr, nullptr}
+#endif
+// For rows of bfloat16 that stay what they are; null: they cannot.
+static TeamBody rounded_body(const Bodies& b) {
+    return b.halves && amx_ready() ? b.halves : b.pairs && pairs_ready() ? b.pairs : nullptr;
+}
+static TeamBody exact_body(const Bodies& b, int dtype) {
+    return !of_quads(dtype) ? b.floats : b.bytes && amx_ready() ? b.bytes : b.quads;
 }
 
 // Sizes of the row blocks: as even as possible, 30 rows in blocks of at most 14 are 10 + 10 + 10.
@@ -268,40 +318,105 @@ INLINE void pack_rows(int64_t rows, int64_t k, Row row, A* dst) {
     }
 }
 
-// Packed rows times panels [p0, p1) of one matrix; `done(panel, count, c)` gets c [rows][STEP * 16] of `count` panels.
-// `next`: what will be read after panel p1 - 1, as a guess; null if that is the panel after it. `by`: scales of quads.
-template <class A, class Done>
-INLINE void multiply(const A* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
-                     int64_t p0, int64_t p1, const uint8_t* next, float* c, const RowScales& by, Done done) {
+// Scratch of one member: packed rows and a tile of results.
+template <class A>
+struct Scratch {
+    A* rows;
+    float* c;
+    void* half;  // rows on their way to pairs or quads; two panels on their way from int8 to bfloat16
+    RowScales by;
+    static Scratch get(int64_t k) {
+        Scratch s{};
+        Carver count{nullptr};
+        s.carve(count, k);
+        Carver carver{static_cast<char*>(member_memory(count.used))};
+        if (carver.base) s.carve(carver, k);
+        return s;
+    }
+    void carve(Carver& from, int64_t k) {
+        const int64_t values = CHUNK_ROWS * (TILED<A> ? row_room(k) : padded_to<A>(k));
+        rows = from.take<A>(values / K_EACH<A> + W);
+        c = from.take<float>(CHUNK_ROWS * STEP * 16);
+        half = from.take<char>(K_EACH<A> == 2 ? values * 2 : K_EACH<A> == 4 ? values : TILED<A> ? 64 * row_room(k) : 0);
+        by.scale = from.take<float>(CHUNK_ROWS);
+        by.sum = from.take<int32_t>(CHUNK_ROWS);
+    }
+    // `n` rows of k values, row(i) points at them: rounded or made whole numbers if A wants that, then packed.
+    template <class X, class Row>
+    void pack(int64_t n, int64_t k, int64_t planes, A* out, Row row) {
+        by.planes = planes;
+        if constexpr (WHOLE<A>) {
+            const int64_t room = TILED<A> ? row_room(k) : quad(k);
+            int8_t* bytes = static_cast<int8_t*>(TILED<A> ? static_cast<void*>(out) : half);
+            const auto quantise = planes == 1 ? quantise_row<1> : quantise_row<2>;
+            for (int64_t r = 0; r < n; r++)
+                quantise(row(r), k, bytes + r * planes * room, room, by.scale + r, by.sum + r * planes);
+            if constexpr (!TILED<A>) pack_rows(n * planes, room, [&](int64_t r) { return bytes + r * room; }, out);
+        } else if constexpr (TILED<A>) {
+            for (int64_t r = 0; r < n; r++) {
+                uint16_t* to = reinterpret_cast<uint16_t*>(out) + r * row_room(k);
+                if constexpr (sizeof(X) == 4) narrow(row(r), k, to, OMNI_BF16);
+                else __builtin_memcpy(to, row(r), size_t(k) * 2);
+                for (int64_t i = k; i % 32; i++) to[i] = 0;
+            }
+        } else if constexpr (K_EACH<A> == 2 && sizeof(X) == 4) {
+            uint16_t* rounded = static_cast<uint16_t*>(half);
+            pack_rows(n, k, [&](int64_t r) {
+                narrow(row(r), k, rounded + r * even(k), OMNI_BF16);
+                return rounded + r * even(k);
+            }, out);
+        } else {
+            pack_rows(n, k, row, out);
+        }
+    }
+};
+
+// Packed rows times the `count` panels from `data` on, c [rows][STEP * 16]. `next`: what is read after these panels.
+template <class A>
+INLINE void multiply_panels(const A* a, int64_t rows, const uint8_t* data, int64_t k, int dtype, int64_t count,
+                            const uint8_t* next, const Scratch<A>& scratch) {
     const int64_t padded = padded_to<A>(k), stride = panel_bytes(k, dtype);
-    constexpr int64_t LDC = STEP * 16;
+    float* c = scratch.c;
     const Tiles& tiles = tiles_of<A>();
-    Blocks blocks(K_EACH<A> == 4 ? rows * by.planes : rows);
-    const int64_t k_block = blocks.count == 1 ? padded : K_EACH<A> == 4 ? 2 * K_BLOCK : K_BLOCK;
-    for (int64_t p = p0; p < p1; p += STEP) {
-        const int64_t count = min64(STEP, p1 - p);
-        // As many panels at a time as the widest tile takes: their k-block stays in L1 for all row blocks.
-        const int64_t group = blocks.count == 1 ? count : 2;
-        for (int64_t g = 0; g < count; g += group)
-            for (int64_t kb = 0; kb < padded; kb += k_block) {
-                const int64_t kn = min64(k_block, padded - kb);
-                for (int64_t i = 0; i < blocks.count; i++) {
-                    const int64_t r0 = blocks.first(i), mr = blocks.size(i);
-                    const A* rows_at = a + (r0 * padded + kb * mr) / K_EACH<A>;
-                    const int np = panels_of(int(mr));
-                    for (int64_t q = g; q < min64(g + group, count);) {
-                        const bool wide = q + np <= min64(g + group, count);
-                        const uint8_t* b = data + (p + q) * stride + kb * 16 * element_bytes(dtype);
-                        Tile f = wide ? tiles.wide[dtype][mr] : tiles.single[dtype][mr];
-                        const int taken = wide ? np : 1;
-                        const uint8_t* after = next && p + q + taken >= p1 ? next : b + taken * stride;
-                        f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0,
-                          blocks.count == 1 ? Ahead::linear(after, taken) : Ahead::beside(b, stride));
-                        q += taken;
-                    }
+    Blocks blocks(rows);
+    const int64_t k_block = blocks.count == 1 ? padded : WHOLE<A> ? 2 * K_BLOCK : K_BLOCK;
+    // As many panels at a time as the widest tile takes: their k-block stays in L1 for all row blocks.
+    const int64_t group = blocks.count == 1 ? count : 2;
+    for (int64_t g = 0; g < count; g += group)
+        for (int64_t kb = 0; kb < padded; kb += k_block) {
+            const int64_t kn = min64(k_block, padded - kb);
+            for (int64_t i = 0; i < blocks.count; i++) {
+                const int64_t r0 = blocks.first(i), mr = blocks.size(i);
+                const A* rows_at = a + (r0 * padded + kb * mr) / K_EACH<A>;
+                const int np = panels_of(int(mr));
+                for (int64_t q = g; q < min64(g + group, count);) {
+                    const bool wide = q + np <= min64(g + group, count);
+                    const uint8_t* b = data + q * stride + kb * 16 * element_bytes(dtype);
+                    Tile f = wide ? tiles.wide[dtype][mr] : tiles.single[dtype][mr];
+                    const int taken = wide ? np : 1;
+                    const uint8_t* after = q + taken >= count ? next : b + taken * stride;
+                    f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0,
+                      blocks.count == 1 ? Ahead::linear(after, taken) : Ahead::beside(b, stride));
+                    q += taken;
                 }
             }
-        if (K_EACH<A> == 4) dequantise(c, rows, count * 16, by, scale + p * 16);
+        }
+}
+#include "tiles.h"
+
+// Packed rows times panels [p0, p1) of one matrix; `done(panel, count, c)` gets c [rows][STEP * 16] of `count` panels.
+// `next`: what will be read after panel p1 - 1, as a guess; null if that is the panel after it.
+template <class A, class Done>
+INLINE void multiply(const A* a, int64_t rows, const uint8_t* data, const float* scale, int64_t k, int dtype,
+                     int64_t p0, int64_t p1, const uint8_t* next, const Scratch<A>& scratch, Done done) {
+    const RowScales& by = scratch.by;
+    float* c = scratch.c;
+    for (int64_t p = p0; p < p1; p += STEP) {
+        const int64_t count = min64(STEP, p1 - p), stride = panel_bytes(k, dtype);
+        const uint8_t* b = data + p * stride;
+        multiply_panels(a, WHOLE<A> ? rows * by.planes : rows, b, k, dtype, count,
+                        next && p + count == p1 ? next : b + count * stride, scratch);
+        if (WHOLE<A>) dequantise(c, rows, count * 16, by, scale + p * 16, K_EACH<A> == 4 && by_vnni() ? 128 : 0);
         else if (scale)
             for (int64_t r = 0; r < rows; r++)
                 for (int64_t j = 0; j < count * 16; j += W)
@@ -317,52 +432,6 @@ INLINE int64_t panels_a_task(int64_t total, int64_t chunks, int team) {
     int64_t size = (total + wanted - 1) / wanted;
     return size < STEP ? STEP : (size + STEP - 1) / STEP * STEP;
 }
-
-// Scratch of one member: packed rows and a tile of results.
-template <class A>
-struct Scratch {
-    A* rows;
-    float* c;
-    void* half;  // rows on their way to pairs or quads
-    RowScales by;
-    static Scratch get(int64_t k) {
-        Scratch s{};
-        Carver count{nullptr};
-        s.carve(count, k);
-        Carver carver{static_cast<char*>(member_memory(count.used))};
-        if (carver.base) s.carve(carver, k);
-        return s;
-    }
-    void carve(Carver& from, int64_t k) {
-        const int64_t values = CHUNK_ROWS * padded_to<A>(k);
-        rows = from.take<A>(values / K_EACH<A> + W);
-        c = from.take<float>(CHUNK_ROWS * STEP * 16);
-        half = from.take<char>(K_EACH<A> == 2 ? values * 2 : K_EACH<A> == 4 ? values : 0);
-        by.scale = from.take<float>(CHUNK_ROWS);
-        by.sum = from.take<int32_t>(CHUNK_ROWS);
-    }
-    // `n` rows of k values, row(i) points at them: rounded or made whole numbers if A wants that, then packed.
-    template <class X, class Row>
-    void pack(int64_t n, int64_t k, int64_t planes, A* out, Row row) {
-        by.planes = planes;
-        if constexpr (K_EACH<A> == 4) {
-            const int64_t padded = quad(k);
-            int8_t* bytes = static_cast<int8_t*>(half);
-            const auto quantise = planes == 1 ? quantise_row<1> : quantise_row<2>;
-            for (int64_t r = 0; r < n; r++)
-                quantise(row(r), k, bytes + r * planes * padded, by.scale + r, by.sum + r * planes);
-            pack_rows(n * planes, padded, [&](int64_t r) { return bytes + r * padded; }, out);
-        } else if constexpr (K_EACH<A> == 2 && sizeof(X) == 4) {
-            uint16_t* rounded = static_cast<uint16_t*>(half);
-            pack_rows(n, k, [&](int64_t r) {
-                narrow(row(r), k, rounded + r * even(k), OMNI_BF16);
-                return rounded + r * even(k);
-            }, out);
-        } else {
-            pack_rows(n, k, row, out);
-        }
-    }
-};
 
 // out = x . w^T for rows of float32 or bfloat16, the latter by pairs (A is Pair), and so those of float32 once rounded;
 // `done(first row, rows, first output, outputs, c)`, c [rows][STEP * 16]. `next`: the weights that are read after these,
@@ -383,7 +452,7 @@ static void linear(Team& team, const X* x, int64_t rows, const omni_matrix& w, c
         packed = chunk;
         const int64_t p1 = min64(p0 + size, total);
         multiply(scratch.rows, n, static_cast<const uint8_t*>(w.data), w.scale, w.k, w.dtype, p0, p1,
-                 p1 == total ? static_cast<const uint8_t*>(next) : nullptr, scratch.c, scratch.by,
+                 p1 == total ? static_cast<const uint8_t*>(next) : nullptr, scratch,
                  [&](int64_t p, int64_t count, const float* c) {
                      done(r0, n, p * 16, min64(count * 16, w.n - p * 16), c);
                  });

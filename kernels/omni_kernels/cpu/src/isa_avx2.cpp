@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include <atomic>
+#include <type_traits>
 
 #include "table.h"
 #include "team.h"

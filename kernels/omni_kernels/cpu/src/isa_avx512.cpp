@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include <atomic>
+#include <type_traits>
 
 #include "table.h"
 #include "team.h"
@@ -14,7 +15,7 @@
 #define OMNI_AMX 1
 #define OMNI_PAIRS 1
 #pragma GCC target( \
-    "avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,prefer-vector-width=512,amx-tile,amx-bf16")
+    "avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,prefer-vector-width=512,amx-tile,amx-bf16,amx-int8")
 #else
 #pragma GCC target("avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif

@@ -2,8 +2,6 @@
 //
 //  ids --count--> chunks of (expert, <= 96 rows) --phase 1--> h = silu(gate) * up, already packed as rows of GEMM 2
 //                                                --sync--> phase 2: by output columns, experts in order: out += w * y
-constexpr int64_t LDC = STEP * 16;
-
 struct Chunk {
     const uint8_t *w13, *w2;
     const float *scale13, *scale2;
@@ -27,14 +25,12 @@ struct Moe {
     float* share;           // sorted row -> weight
     Chunk* chunk;
     int64_t chunks;
-    void* hidden;           // float32 or pairs, packed; float32 rows before they become quads
+    void* hidden;           // float32 or pairs, packed, or bfloat16 rows; float32 rows before they become whole numbers
     Quad* quads;            // h packed, where weights and rows are whole numbers
     RowScales by;           // its scales
     int64_t planes;
     int64_t* start;         // [E + 1]
 };
-
-static int64_t padded_width(int64_t wide) { return (wide + 15) & ~int64_t(15); }
 
 static int64_t most_rows(const Moe& m) {
     return m.rows * m.top_k + (m.experts->shared13.data ? m.rows : 0);
@@ -49,7 +45,9 @@ static void carve(Moe& m, Carver& carver) {
     const int64_t chunks = rows * m.planes / CHUNK_ROWS + e + 2;
     m.chunk = carver.take<Chunk>(chunks);
     m.start = carver.take<int64_t>(e + 2);
-    const int64_t values = m.rows * m.top_k * padded_width(wide) + m.rows * padded_width(shared);
+    // An AMX tile reads 16 rows, whatever there is.
+    const int64_t over = 16 * row_room(wide > shared ? wide : shared);
+    const int64_t values = m.rows * m.top_k * row_room(wide) + m.rows * row_room(shared) + over;
     m.hidden = carver.take<float>(values);
     const int64_t quads = of_quads(m.experts->w13.dtype) ? m.planes : 0;
     m.quads = carver.take<Quad>(quads ? quads * values / 4 + chunks * W : 0);
@@ -74,7 +72,7 @@ static void add_chunks(Moe& m, const omni_matrix& w13, const omni_matrix& w2, in
         c.hidden_at = hidden_at;
         c.dtype13 = w13.dtype;
         c.dtype2 = w2.dtype;
-        hidden_at += (b - a) * quad(wide);
+        hidden_at += (b - a) * row_room(wide);
     }
 }
 
@@ -160,37 +158,51 @@ INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* 
     }
 }
 
-// As `activate`, h in rows of float32: their scales are not known before all panels are done.
-INLINE void activate_rows(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, float* hidden) {
+// As `activate`, h in rows: bfloat16 for AMX, or float32 whose scales are not known before all panels are done. What pads
+// the last panel is zero, for weights there are.
+INLINE void put_lanes(const float* lane, float* out) { __builtin_memcpy(out, lane, 64); }
+INLINE void put_lanes(const float* lane, uint16_t* out) { narrow(lane, 16, out, OMNI_BF16); }
+template <class X>
+INLINE void activate_rows(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, X* hidden) {
     for (int64_t q = 0; q < count; q += 2) {
-        const int64_t column = (panel + q) / 2 * 16, n = min64(16, c.wide - column);
+        const int64_t column = (panel + q) / 2 * 16;
         for (int64_t r = 0; r < c.rows; r++) {
             float lane[16];
             for (int v = 0; v < 16; v += W) {
                 const float* gate = tile_out + r * LDC + q * 16 + v;
                 store(lane + v, silu(load(gate)) * load(gate + 16));
             }
-            __builtin_memcpy(hidden + c.hidden_at + r * c.wide + column, lane, size_t(n) * 4);
+            X* out = hidden + c.hidden_at + r * row_room(c.wide) + column;
+            put_lanes(lane, out);
+            if (column + 16 >= c.wide)  // a tile's other half
+                for (int j = 16; j < 32; j++) out[j] = 0;
         }
     }
 }
 
-// Where chunk i's h lies as quads: a vector after each is room for `pack_rows`, for chunks are packed in any order.
-INLINE Quad* quads_at(const Moe& m, int64_t i) { return m.quads + m.chunk[i].hidden_at * m.planes / 4 + i * W; }
+// Where chunk i's h lies: as quads a vector after each is room for `pack_rows`, for chunks are packed in any order.
+template <class A>
+INLINE A* hidden_of(const Moe& m, int64_t i) {
+    const int64_t at = m.chunk[i].hidden_at;
+    if constexpr (K_EACH<A> == 4) return m.quads + at * m.planes / 4 + i * W;
+    else if constexpr (WHOLE<A>) return reinterpret_cast<A*>(m.quads) + at * m.planes;
+    else return static_cast<A*>(m.hidden) + at / K_EACH<A>;
+}
 
-// The rows of h of all chunks -> quads.
+// The rows of h of all chunks -> whole numbers.
+template <class A>
 static void pack_hidden(Team& team, const Moe& m) {
     int64_t most = 0;
     for (int64_t i = 0; i < m.chunks; i++) most = m.chunk[i].wide > most ? m.chunk[i].wide : most;
-    Scratch<Quad> scratch = Scratch<Quad>::get(most);
+    Scratch<A> scratch = Scratch<A>::get(most);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     const float* hidden = static_cast<const float*>(m.hidden);
     for (int64_t i; (i = team.next(m.chunks)) >= 0;) {
         const Chunk& c = m.chunk[i];
         scratch.by.scale = m.by.scale + c.row;
         scratch.by.sum = m.by.sum + c.row * m.planes;
-        scratch.template pack<float>(c.rows, c.wide, m.planes, quads_at(m, i),
-                                     [&](int64_t r) { return hidden + c.hidden_at + r * c.wide; });
+        scratch.template pack<float>(c.rows, c.wide, m.planes, hidden_of<A>(m, i),
+                                     [&](int64_t r) { return hidden + c.hidden_at + r * row_room(c.wide); });
     }
 }
 
@@ -216,9 +228,10 @@ static void moe_up(Team& team, const Moe& m) {
         packed = i;
         const bool last = team.size() == 1 && p1 == 2 * panels(c.wide);
         const uint8_t* next = !last ? nullptr : i + 1 < m.chunks ? m.chunk[i + 1].w13 : m.chunk[0].w2;
-        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, next, scratch.c, scratch.by,
+        multiply(scratch.rows, c.rows, c.w13, c.scale13, k, c.dtype13, p0, p1, next, scratch,
                  [&](int64_t p, int64_t count, const float* out) {
-                     if constexpr (K_EACH<A> == 4) activate_rows(c, p, count, out, static_cast<float*>(m.hidden));
+                     if constexpr (WHOLE<A>) activate_rows(c, p, count, out, static_cast<float*>(m.hidden));
+                     else if constexpr (TILED<A>) activate_rows(c, p, count, out, static_cast<uint16_t*>(m.hidden));
                      else activate(c, p, count, out, static_cast<A*>(m.hidden));
                  });
     }
@@ -245,16 +258,12 @@ INLINE int64_t down_size(int64_t h, int64_t slots, int team) {
 
 template <class A>
 static void moe_down(Team& team, const Moe& m) {
-    const int64_t h = m.experts->w2.n;
-    if constexpr (K_EACH<A> == 4) {
-        pack_hidden(team, m);
+    const int64_t h = m.experts->w2.n, k = m.experts->w2.k, shared = m.experts->shared2.k;
+    if constexpr (WHOLE<A>) {
+        pack_hidden<A>(team, m);
         if (!team.sync()) return;
     }
-    const auto hidden = [&](int64_t i) {
-        if constexpr (K_EACH<A> == 4) return quads_at(m, i);
-        else return static_cast<const A*>(m.hidden) + m.chunk[i].hidden_at / K_EACH<A>;
-    };
-    Scratch<A> scratch = Scratch<A>::get(0);
+    Scratch<A> scratch = Scratch<A>::get(!TILED<A> ? 0 : k > shared ? k : shared);
     if (!scratch.c) return team.fail(OMNI_NO_MEMORY);
     const int64_t size = down_size(h, m.rows * m.top_k, team.size()), groups = (panels(h) + size - 1) / size;
     for (int64_t task; (task = team.next(groups)) >= 0;) {
@@ -264,8 +273,8 @@ static void moe_down(Team& team, const Moe& m) {
             const uint8_t* next = p1 == panels(h) ? static_cast<const uint8_t*>(m.next) : nullptr;
             if (i + 1 < m.chunks)
                 next = m.chunk[i + 1].w2 + p0 * panel_bytes(m.chunk[i + 1].wide, m.chunk[i + 1].dtype2);
-            const RowScales by{m.by.scale + c.row, m.by.sum + c.row * m.planes, m.planes};
-            multiply(hidden(i), c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch.c, by,
+            scratch.by = {m.by.scale + c.row, m.by.sum + c.row * m.planes, m.planes};
+            multiply(hidden_of<A>(m, i), c.rows, c.w2, c.scale2, c.wide, c.dtype2, p0, p1, next, scratch,
                      [&](int64_t p, int64_t count, const float* y) { add_shares(m, c, h, p, count, y); });
         }
     }

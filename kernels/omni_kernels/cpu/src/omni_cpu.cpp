@@ -78,11 +78,22 @@ int best_isa() {
 }
 std::atomic<int> current{best_isa()};
 
-// AMX needs the CPU's bits, the system's saving of tile registers, and Linux's permission for this process.
+bool detect_pairs() {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;  // by the bit: compilers name this feature late
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 1 & 1);  // VBMI: how int8 becomes pairs
+#else
+    return false;
+#endif
+}
+std::atomic<bool> pairs_on{detect_pairs()};
+
+// AMX (tiles, bfloat16, int8) needs the CPU's bits, the system's saving of tile registers, and Linux's permission for this process.
 bool detect_amx() {
 #if defined(__x86_64__) && defined(__linux__)
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d >> 22 & 13) != 13 || !detect_pairs()) return false;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;
     uint32_t low, high;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -94,17 +105,6 @@ bool detect_amx() {
 #endif
 }
 std::atomic<bool> amx_on{detect_amx()};
-
-bool detect_pairs() {
-#if defined(__x86_64__)
-    unsigned a, b, c, d;  // by the bit: compilers name this feature late
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 1 & 1);  // VBMI: how int8 becomes pairs
-#else
-    return false;
-#endif
-}
-std::atomic<bool> pairs_on{detect_pairs()};
 
 bool detect_vnni() {
 #if defined(__x86_64__)
@@ -126,7 +126,7 @@ int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_
 // How many k lie side by side in a panel, and the k that a panel is padded to.
 int64_t k_together(int dtype) { return dtype == OMNI_BF16 ? 2 : dtype == OMNI_W8A8 || dtype == OMNI_W8A16 ? 4 : 1; }
 int64_t padded(int64_t k, int dtype) {
-    const int64_t unit = k_together(dtype) == 4 ? 4 : 2;
+    const int64_t unit = k_together(dtype) == 4 ? 64 : dtype == OMNI_BF16 ? 32 : 2;  // an AMX tile
     return (k + unit - 1) / unit * unit;
 }
 

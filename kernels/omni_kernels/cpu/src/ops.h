@@ -6,7 +6,6 @@
 #include "moe.h"
 #include "attention.h"
 #include "step.h"
-#include "amx.h"
 
 static const float* widened(const void* x, int dtype, int64_t n, float* room) {
     if (dtype == OMNI_F32) return static_cast<const float*>(x);
@@ -37,44 +36,28 @@ static int32_t route_op(const float* logits, int64_t rows, const omni_routing* r
     return OMNI_OK;
 }
 
-template <class A, class X>
+template <class A>
 static void moe_body(Team& team, void* context) {
     const Moe& m = *static_cast<Moe*>(context);
-    moe_up<A, X>(team, m);
+    const TilesInUse<A> tiles;
+    moe_up<A, Given<A>>(team, m);
     if (team.sync()) moe_down<A>(team, m);
 }
 
-// Whether rows of bfloat16 are multiplied by pairs with these weights.
-static bool by_pairs(int x_dtype, const omni_matrix& w) {
-#if defined(OMNI_PAIRS)
-    return x_dtype == OMNI_BF16 && (!w.data || w.dtype == OMNI_BF16 || w.dtype == OMNI_I8) && pairs_ready();
-#else
-    (void)x_dtype;
-    (void)w;
-    return false;
-#endif
+// Whether rows of bfloat16 stay what they are with these weights, rather than become float32.
+static bool rounded(int x_dtype, const omni_matrix& w) {
+    return x_dtype == OMNI_BF16 && (!w.data || w.dtype == OMNI_BF16 || w.dtype == OMNI_I8);
 }
-static bool by_pairs(int x_dtype, const omni_experts& e) {
-    return by_pairs(x_dtype, e.w13) && by_pairs(x_dtype, e.w2) && by_pairs(x_dtype, e.shared13) &&
-           by_pairs(x_dtype, e.shared2);
+static bool rounded(int x_dtype, const omni_experts& e) {
+    return rounded(x_dtype, e.w13) && rounded(x_dtype, e.w2) && rounded(x_dtype, e.shared13) && rounded(x_dtype, e.shared2);
 }
 
-#if defined(OMNI_PAIRS)
-constexpr TeamBody PAIRS_BODY = moe_body<Pair, uint16_t>;
-#else
-constexpr TeamBody PAIRS_BODY = moe_body<float, float>;
-#endif
+constexpr Bodies MOE_BODIES OMNI_BODIES(moe_body);
 
 static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_experts* experts, const int64_t* ids,
                       const float* weights, int64_t top_k, void* out, int32_t threads) {
     if (!rows) return OMNI_OK;
     const int64_t h = experts->w2.n, n = rows * h;
-#if defined(OMNI_AMX)
-    // With fewer rows an expert reading the weights is what takes the time, and float32 sums are more exact.
-    if (dtype == OMNI_BF16 && rows * top_k >= 8 * experts->experts && amx_ready() && amx_fits(*experts))
-        return amx_moe_op(static_cast<const uint16_t*>(x), rows, experts, ids, weights, top_k,
-                          static_cast<uint16_t*>(out), threads);
-#endif
     Moe m{};
     m.experts = experts;
     m.rows = rows;
@@ -88,13 +71,12 @@ static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_exp
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(m, carver);
     float* room = carver.take<float>(2 * n);
-    const bool pairs = by_pairs(dtype, *experts);
-    const TeamBody floats = of_quads(experts->w13.dtype) ? moe_body<Quad, float> : moe_body<float, float>;
-    m.x = pairs ? x : widened(x, dtype, n, room);
+    const TeamBody halves = rounded(dtype, *experts) ? rounded_body(MOE_BODIES) : nullptr;
+    m.x = halves ? x : widened(x, dtype, n, room);
     m.out = dtype == OMNI_F32 ? static_cast<float*>(out) : room + n;
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
     int status = plan(m, nullptr);
-    if (!status) status = run_team(threads, pairs ? PAIRS_BODY : floats, &m);
+    if (!status) status = run_team(threads, halves ? halves : exact_body(MOE_BODIES, experts->w13.dtype), &m);
     if (!status && dtype != OMNI_F32) narrow(m.out, n, out, dtype);
     return status;
 }
@@ -107,27 +89,29 @@ struct LinearCall {
     int out_dtype;
 };
 
-template <class A, class X>
+template <class A>
 static void linear_body(Team& team, void* context) {
     const LinearCall& a = *static_cast<LinearCall*>(context);
+    const TilesInUse<A> tiles;
     const int64_t n = a.w->n, bytes = a.out_dtype == OMNI_BF16 ? 2 : 4;
-    linear<A>(team, static_cast<const X*>(a.x), a.rows, *a.w, nullptr, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
+    linear<A>(team, static_cast<const Given<A>*>(a.x), a.rows, *a.w, nullptr, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
         for (int64_t r = 0; r < rows; r++)
             narrow(c + r * LDC, count, static_cast<char*>(a.out) + ((r0 + r) * n + first) * bytes, a.out_dtype);
     });
 }
 
+constexpr Bodies LINEAR_BODIES OMNI_BODIES(linear_body);
+
 static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omni_matrix* w, void* out,
                          int32_t out_dtype, int32_t threads) {
     if (!rows || !w->n) return OMNI_OK;
     LinearCall call{x, rows, w, out, out_dtype};
-#if defined(OMNI_PAIRS)
-    if (by_pairs(x_dtype, *w)) return run_team(threads, linear_body<Pair, uint16_t>, &call);
-#endif
+    if (const TeamBody halves = rounded(x_dtype, *w) ? rounded_body(LINEAR_BODIES) : nullptr)
+        return run_team(threads, halves, &call);
     float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
     if (!room) return OMNI_NO_MEMORY;
     call.x = widened(x, x_dtype, rows * w->k, room);
-    return run_team(threads, of_quads(w->dtype) ? linear_body<Quad, float> : linear_body<float, float>, &call);
+    return run_team(threads, exact_body(LINEAR_BODIES, w->dtype), &call);
 }
 
 struct RowsCall {

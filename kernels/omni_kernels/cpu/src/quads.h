@@ -134,11 +134,10 @@ INLINE vi whole(vf x, vf factor) {
 #endif
 }
 
-// One row as whole numbers, `PLANES` rows of quad(k) bytes behind one another, with its scale and its planes' sums.
+// One row as whole numbers, `PLANES` rows of `padded` bytes behind one another, with its scale and its planes' sums.
 template <int PLANES>
-static void quantise_row(const float* x, int64_t k, int8_t* out, float* scale, int32_t* sum) {
+static void quantise_row(const float* x, int64_t k, int8_t* out, int64_t padded, float* scale, int32_t* sum) {
     constexpr float TINY = 1.17549435e-38f;
-    const int64_t padded = quad(k);
     float s = largest(x, k) / (PLANES == 1 ? 127.0f : 32512.0f);
     s = s < TINY ? TINY : s;
     *scale = s;
@@ -155,10 +154,10 @@ static void quantise_row(const float* x, int64_t k, int8_t* out, float* scale, i
     };
     int64_t i = 0;
     for (; i + W <= k; i += W) put(load(x + i), i, W);
-    if (i < padded) {
+    for (; i < padded; i += W) {
         float lane[W] = {};
         for (int64_t j = i; j < k; j++) lane[j - i] = x[j];
-        put(load(lane), i, padded - i);
+        put(load(lane), i, min64(W, padded - i));
     }
     for (int64_t p = 0; p < PLANES; p++) {
         int32_t lane[W];
@@ -168,17 +167,17 @@ static void quantise_row(const float* x, int64_t k, int8_t* out, float* scale, i
     }
 }
 
-// Sums of `rows` rows, `planes` each, as floats in the rows' order: sum * scale of the row * scale of the output.
-INLINE void dequantise(float* c, int64_t rows, int64_t columns, const RowScales& by, const float* scale) {
-    const int32_t offset = by_vnni() ? 128 : 0;
+// Sums of `rows` rows, `planes` each, as floats in the rows' order: sum * scale of the row * scale of the output. `offset`: what
+// was added to every weight.
+INLINE void dequantise(float* c, int64_t rows, int64_t columns, const RowScales& by, const float* scale, int32_t offset) {
     for (int64_t r = 0; r < rows; r++) {
-        const float* in = c + r * by.planes * (STEP * 16);
+        const float* in = c + r * by.planes * LDC;
         const int32_t* sum = by.sum + r * by.planes;
         for (int64_t j = 0; j < columns; j += W) {
             vf y = __builtin_convertvector(load_ints(in + j) - offset * sum[0], vf);
             if (by.planes == 2)
-                y = y * splat(256.0f) + __builtin_convertvector(load_ints(in + STEP * 16 + j) - offset * sum[1], vf);
-            store(c + r * (STEP * 16) + j, y * splat(by.scale[r]) * load(scale + j));
+                y = y * splat(256.0f) + __builtin_convertvector(load_ints(in + LDC + j) - offset * sum[1], vf);
+            store(c + r * LDC + j, y * splat(by.scale[r]) * load(scale + j));
         }
     }
 }

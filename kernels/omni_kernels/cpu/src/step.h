@@ -187,6 +187,7 @@ static void head_rows(Team& team, Step& s) {
 template <class A>
 static void step_body(Team& team, void* context) {
     Step s = *static_cast<Step*>(context);
+    const TilesInUse<A> tiles;
     const omni_model& m = *s.model;
     const int64_t bytes = m.embedding_dtype == OMNI_BF16 ? 2 : 4;
     for (int64_t row; (row = team.next(s.args->rows)) >= 0;)
@@ -198,27 +199,20 @@ static void step_body(Team& team, void* context) {
     if (s.args->logit_rows || s.args->hidden) head_rows<A>(team, s);
 }
 
-// Whether rows are rounded to bfloat16 and multiplied by pairs: in a model of bfloat16, whatever the number of rows.
-static bool steps_by_pairs(const omni_model& m) {
-#if defined(OMNI_PAIRS)
+constexpr Bodies STEP_BODIES OMNI_BODIES(step_body);
+
+// In a model of bfloat16 rows are rounded to it where the CPU multiplies that, whatever the number of rows.
+static TeamBody body_of(const omni_model& m) {
     const auto fits = [](const omni_matrix& w) { return !w.data || w.dtype == OMNI_BF16; };
+    bool halves = m.embedding_dtype == OMNI_BF16 && fits(m.head);
     for (int64_t i = 0; i < m.layers; i++) {
         const omni_layer& x = m.layer[i];
         const omni_experts& e = x.mlp;
-        if (!fits(x.qkv) || !fits(x.out) || !fits(e.w13) || !fits(e.w2) || !fits(e.shared13) || !fits(e.shared2))
-            return false;
+        halves = halves && fits(x.qkv) && fits(x.out) && fits(e.w13) && fits(e.w2) && fits(e.shared13) && fits(e.shared2);
     }
-    return m.embedding_dtype == OMNI_BF16 && fits(m.head) && pairs_ready();
-#else
-    (void)m;
-    return false;
-#endif
+    const TeamBody rounded = halves ? rounded_body(STEP_BODIES) : nullptr;
+    return rounded ? rounded : exact_body(STEP_BODIES, m.head.dtype);
 }
-#if defined(OMNI_PAIRS)
-constexpr TeamBody PAIRS_STEP = step_body<Pair>;
-#else
-constexpr TeamBody PAIRS_STEP = step_body<float>;
-#endif
 
 static int32_t step(const omni_model* model, const omni_step_args* args, int32_t threads) {
     if (!args->rows) return OMNI_OK;
@@ -233,6 +227,5 @@ static int32_t step(const omni_model* model, const omni_step_args* args, int32_t
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(s, carver);
     Moe shared{};
-    const TeamBody floats = of_quads(model->head.dtype) ? step_body<Quad> : step_body<float>;
-    return run_team(threads, steps_by_pairs(*model) ? PAIRS_STEP : floats, &s, &shared);
+    return run_team(threads, body_of(*model), &s, &shared);
 }
