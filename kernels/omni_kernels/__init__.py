@@ -23,6 +23,7 @@ from omni_kernels.api import (
     silu_and_mul,
 )
 from omni_kernels.decoder import Chances, Decoder, DecoderLayer, DecoderWeights, Routing, build_decoder
+from omni_kernels.drafts import Burst, DraftLuck, DraftPolicy, Drafts
 from omni_kernels.fp8 import dequantise_fp8, fused_moe_fp8
 from omni_kernels.packing import PackedExperts, PackedMatrix
 from omni_kernels.progress import StepProgress
@@ -36,10 +37,14 @@ __all__ = [
     "DEVICES",
     "OPS",
     "AttentionBatch",
+    "Burst",
     "Chances",
     "Decoder",
     "DecoderLayer",
     "DecoderWeights",
+    "DraftLuck",
+    "DraftPolicy",
+    "Drafts",
     "PackedExperts",
     "PackedMatrix",
     "RopeScaling",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from omni_kernels import registry
+from omni_kernels.drafts import Burst, Drafts
 from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch
 
@@ -85,7 +86,7 @@ class DecoderWeights:
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How each row's tokens are drawn in the steps of a burst; see `sample`."""
+    """How each sequence's tokens are drawn in a burst; see `sample`."""
 
     temperature: Tensor
     """[T] float64."""
@@ -94,7 +95,7 @@ class Chances:
     top_p: Tensor
     """[T] float64."""
     uniform: Tensor
-    """[steps, T] float64."""
+    """[n, T] float64, of the first, second ... token that each draws."""
 
 
 class Decoder(Protocol):
@@ -132,11 +133,15 @@ class Decoder(Protocol):
         steps: int,
         chances: Chances | None = None,
         expert_tokens: Tensor | None = None,
-    ) -> Tensor:
-        """`steps` steps of sequences with one row each, in one call: returns what they draw, [steps, T] int64.
+        most: Sequence[int] | None = None,
+        drafts: Drafts | None = None,
+    ) -> Burst:
+        """Up to `steps` steps of sequences with one row each, in one call.
 
-        Each step takes the tokens that the one before has drawn, one place further on in the tables of `batch`, which
-        need blocks for all. No `chances` take the largest logit. The same as so many `step`s and `sample`s.
+        Each step takes the tokens that the one before has drawn, further on in the tables of `batch`, which need blocks
+        for all. No `chances` take the largest logit. It ends early when a sequence has `most` tokens (of each; None:
+        as many as steps). With `drafts` what may follow is computed beside each token, and a sequence goes on as many
+        places as were right, and one. The tokens are those of `step` and `sample` in turn.
         """
         ...
 

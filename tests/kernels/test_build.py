@@ -81,7 +81,7 @@ sys.exit(pytest.main([*sys.argv[2:], "-q", "-p", "no:cacheprovider"]))
 """
 
 
-SANITIZED_TESTS = ("backends", "decoder", "whole_numbers")
+SANITIZED_TESTS = ("backends", "decoder", "burst_drafts", "whole_numbers")
 
 
 @pytest.mark.asan

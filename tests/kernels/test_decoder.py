@@ -283,7 +283,9 @@ def burst_of(case: Case, chances: ops.Chances | None, steps: int = BURST) -> Ten
     """Three sequences of 30, 7 and 12 tokens go on in one call."""
     case.step(case.rows([(30, 30), (7, 7), (12, 12)]))
     r = case.rows([(1, 31), (1, 8), (1, 13)])
-    return case.decoder.burst(r.tokens, r.positions, r.slots, r.batch, case.kv, steps, chances, case.counts)
+    told = case.decoder.burst(r.tokens, r.positions, r.slots, r.batch, case.kv, steps, chances, case.counts)
+    assert told.plain_steps == steps
+    return torch.tensor(told.tokens).t()
 
 
 def one_by_one(case: Case, chances: ops.Chances | None) -> Tensor:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from omni_kernels.cpu.native import Cache, Draws, Experts, Layer, Matrix, Model, Routing, StepArgs, check
+from omni_kernels.cpu.bursts import DraftState, Told, draws_of
+from omni_kernels.cpu.native import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
 from omni_kernels.cpu.ops import DTYPES, CpuOps, matrix, ragged
 from omni_kernels.decoder import Chances, DecoderLayer, DecoderWeights
+from omni_kernels.drafts import Burst, Drafts
 from omni_kernels.progress import StepProgress
 from omni_kernels.ragged import AttentionBatch
+
+_NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class CpuDecoder:
@@ -83,18 +88,34 @@ class CpuDecoder:
         steps: int,
         chances: Chances | None = None,
         expert_tokens: Tensor | None = None,
-    ) -> Tensor:
+        most: Sequence[int] | None = None,
+        drafts: Drafts | None = None,
+    ) -> Burst:
         """See `Decoder.burst`."""
         rows = batch.rows
         if steps < 1 or batch.num_single != len(batch.query_lens):
             raise ValueError(f"burst: takes single rows and at least one step, got {batch.query_lens} and {steps}")
-        logits, drawn = torch.empty((rows, self._model.vocab)), torch.empty((steps, rows), dtype=torch.int64)
-        every = torch.arange(rows)
-        args = self._args(tokens, positions, slots, batch, every, kv, expert_tokens, logits)
-        draws = None if chances is None else _draws(chances, steps, rows)
-        status = self._library.omni_burst(self._model, args, draws, steps, drawn.data_ptr(), torch.get_num_threads())
+        most = [steps] * rows if most is None else most
+        if len(most) != rows or min(most, default=1) < 1:
+            raise ValueError(f"burst: most must be {rows} numbers of tokens, got {list(most)}")
+        width = max(most, default=1) if drafts is not None else min((steps, *most))
+        args = self._args(tokens, positions, slots, batch, _NOTHING, kv, expert_tokens, _NOTHING)
+        draws = None if chances is None else draws_of(chances, width, rows)
+        state = None if drafts is None else DraftState(drafts, most)
+        told = Told(rows, steps, width)
+        status = self._library.omni_burst(
+            self._model,
+            args,
+            draws,
+            None if state is None else state.native,
+            steps,
+            told.native,
+            torch.get_num_threads(),
+        )
         check(status, "burst")
-        return drawn
+        if state is not None:
+            state.take_back()
+        return told.read()
 
     def _args(
         self,
@@ -217,13 +238,3 @@ class CpuDecoder:
         x = x.detach().contiguous()
         self._kept.append(x)
         return x.data_ptr()
-
-
-def _draws(chances: Chances, steps: int, rows: int) -> Draws:
-    """The C structure, which must not outlive them."""
-    kinds = {"temperature": torch.float64, "top_k": torch.int64, "top_p": torch.float64, "uniform": torch.float64}
-    for name, dtype in kinds.items():
-        value, want = getattr(chances, name), (steps, rows) if name == "uniform" else (rows,)
-        if value.shape != want or value.dtype != dtype or not value.is_contiguous():
-            raise ValueError(f"burst: {name} must be {want} {dtype}, got {value.dtype} {tuple(value.shape)}")
-    return Draws(*(getattr(chances, name).data_ptr() for name in kinds))

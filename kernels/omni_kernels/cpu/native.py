@@ -170,6 +170,60 @@ class Draws(Structure):
     ]
 
 
+class Policy(Structure):
+    """How drafts are made."""
+
+    _fields_ = [
+        ("gram", c_int64),
+        ("longest", c_int64),
+        ("first", c_int64),
+        ("first_pause", c_int64),
+        ("longest_pause", c_int64),
+        ("learn", c_double),
+        ("share", c_double),
+    ]
+
+
+class Said(Structure):
+    """What a sequence has said, and how its drafts have fared."""
+
+    _fields_ = [
+        ("text", c_void_p),
+        ("length", c_int64),
+        ("most", c_int64),
+        ("pause", c_int64),
+        ("resumes_at", c_int64),
+        ("rate", c_double),
+        ("tried", c_int64),
+    ]
+
+
+class Drafts(Structure):
+    """Drafts of a burst."""
+
+    _fields_ = [
+        ("policy", Policy),
+        ("said", POINTER(Said)),
+        ("rows", c_int64),
+        ("limit_s", c_double),
+    ]
+
+
+class Told(Structure):
+    """What a burst tells."""
+
+    _fields_ = [
+        ("width", c_int64),
+        ("tokens", c_void_p),
+        ("counts", c_void_p),
+        ("fared", c_void_p),
+        ("steps", c_int64),
+        ("plain_steps", c_int64),
+        ("plain_s", c_double),
+        ("drafted_s", c_double),
+    ]
+
+
 _P, _I, _N, _F = c_void_p, c_int32, c_int64, c_float
 _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_version": (_I, []),
@@ -197,7 +251,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_kv_copy": (_I, [_P, _N, _N, _N, _P, _N, _P, _I]),
     "omni_sample": (_I, [_P, _N, _N, _P, _P, _P, _P, _P]),
     "omni_step": (_I, [POINTER(Model), POINTER(StepArgs), _I]),
-    "omni_burst": (_I, [POINTER(Model), POINTER(StepArgs), POINTER(Draws), _N, _P, _I]),
+    "omni_burst": (
+        _I,
+        [POINTER(Model), POINTER(StepArgs), POINTER(Draws), POINTER(Drafts), _N, POINTER(Told), _I],
+    ),
+    "omni_draft": (_N, [POINTER(Policy), POINTER(Said), _N, _P]),
+    "omni_drafted": (None, [POINTER(Policy), POINTER(Said), _N, _N]),
     "omni_bench_read": (c_double, [_P, _N, _I]),
     "omni_bench_fma": (c_double, [_N, _I]),
     "omni_bench_pairs": (c_double, [_N, _I]),

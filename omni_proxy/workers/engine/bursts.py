@@ -8,13 +8,12 @@ drawn. The tokens are the same; they come a few at a time, and an arrival waits 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from statistics import median
 from typing import Final
 
 from omni_proxy.workers.engine.sequence import Sequence
 
-_LONGEST_S: Final = 0.008
+LONGEST_S: Final = 0.008
 """So long may one call take, as nobody is heard meanwhile."""
 _LATEST: Final = 5
 
@@ -28,12 +27,8 @@ class Bursts:
         self._seconds: dict[int, deque[float]] = {}
         """Of the latest steps of so many sequences."""
 
-    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
-        """For a batch that only decodes. `rest`: tokens before a draft is looked for again; None: never.
-
-        A draft gives more than a burst. So the longer a sequence has had none the longer nobody looks for one: what
-        that misses is a part of what was looked for in vain.
-        """
+    def steps(self, sequences: list[Sequence]) -> int:
+        """For a batch that only decodes."""
         known = self._seconds.get(len(sequences))
         if known is None or not all(seq.draws_plainly for seq in sequences):
             return 1
@@ -41,11 +36,8 @@ class Bursts:
             min(seq.request.sampling.max_tokens - seq.num_generated, self._max_model_len - len(seq.tokens))
             for seq in sequences
         )
-        calm = min(len(seq.tokens) - seq.drafted_at for seq in sequences)
-        patience = self._most if rest is None else max(calm, rest)
-        return max(1, min(self._most, patience, left, int(_LONGEST_S / max(1e-9, median(known)))))
+        return max(1, min(self._most, left, int(LONGEST_S / max(1e-9, median(known)))))
 
-    def took(self, drafts: Iterable[tuple[int, ...]], sequences: int, steps: int, seconds: float) -> None:
-        """A call that only decodes, `steps` steps of so many sequences, has taken so long."""
-        if not any(drafts):
-            self._seconds.setdefault(sequences, deque(maxlen=_LATEST)).append(seconds / steps)
+    def took(self, sequences: int, seconds: float) -> None:
+        """A step of so many sequences that only decodes, without drafts, has taken so long."""
+        self._seconds.setdefault(sequences, deque(maxlen=_LATEST)).append(seconds)

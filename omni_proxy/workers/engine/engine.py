@@ -298,7 +298,7 @@ class Engine:
         for seq in plan.pulls:
             self._arrivals.begin(seq)
         if plan.chunks:
-            self._stepper.compute(plan.chunks, plan.steps)
+            self._stepper.compute(plan)
         return bool(plan.chunks or plan.admitted or plan.preempted)
 
     def _end_of(self, seq: Sequence) -> FinishReason | None:

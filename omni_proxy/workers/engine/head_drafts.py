@@ -101,13 +101,12 @@ class HeadDrafter:
             luck.pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * luck.pause))
             luck.resumes_at = len(seq.tokens) + luck.pause
 
-    def rest(self, seq: Sequence) -> int:
-        """See `Drafter.rest`; beside a head it is looked for at every step."""
-        return 0
+    def reach(self, seq: Sequence, steps: int) -> int:
+        """See `Drafter.reach`; beside a head no step shares its call."""
+        return steps
 
-    def took(self, drafts: Seq[tuple[int, ...]], seconds: float, shared: bool = False) -> None:
-        """A step that only decodes, with these drafts, has taken so long; beside a head none shares its call."""
-        assert not shared
+    def took(self, drafts: Seq[tuple[int, ...]], seconds: float) -> None:
+        """A step that only decodes, with these drafts, has taken so long."""
         guessed = any(draft[:1] == (GUESS,) for draft in drafts)
         self.costs.observe(len(drafts), sum(map(len, drafts)), seconds, guessed)
 

@@ -5,7 +5,7 @@ Knows weights and tensors; requests, plans and block bookkeeping are the runner'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -127,12 +127,20 @@ class DecoderModel:
         """It has `burst`."""
         return self._decoder is not None
 
-    def burst(self, batch: Batch, kv: Tensor, steps: int, chances: ops.Chances | None) -> Tensor:
-        """`steps` steps of single rows: what they draw, [steps, T]. See `Decoder.burst` of `omni_kernels`."""
+    def burst(
+        self,
+        batch: Batch,
+        kv: Tensor,
+        steps: int,
+        chances: ops.Chances | None,
+        most: Sequence[int] | None = None,
+        drafts: ops.Drafts | None = None,
+    ) -> ops.Burst:
+        """Up to `steps` steps of single rows. See `Decoder.burst` of `omni_kernels`."""
         assert self._decoder is not None
         counts = self.expert_tokens if self.config.num_experts else None
         rows = batch.tokens, batch.positions, batch.slots, batch.attention
-        return self._decoder.burst(*rows, kv, steps, chances, counts)
+        return self._decoder.burst(*rows, kv, steps, chances, counts, most, drafts)
 
     def _op_by_op(self, batch: Batch, kv: Tensor, progress: ops.StepProgress | None, hidden: Tensor | None) -> Tensor:
         x = F.embedding(batch.tokens, self.embedding)

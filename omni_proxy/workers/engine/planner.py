@@ -48,7 +48,9 @@ class Plan:
     admitted: tuple[Sequence, ...] = ()
     preempted: tuple[Sequence, ...] = ()
     steps: int = 1
-    """So often the chunks are computed, each time with what was drawn before; more than once only single rows."""
+    """So often, at most, the chunks are computed, each time with what was drawn before; if more than once, they are
+    single rows, and drafts are found in between, of `draft_rows` in each step."""
+    draft_rows: int = 0
 
 
 MOST_SCORED: Final = 256
@@ -75,16 +77,16 @@ class Drafts(Protocol):
         """At most `most` tokens, in a step that decodes `sequences`."""
         ...
 
-    def rest(self, seq: Sequence) -> int:
-        """So many tokens of a sequence for which there was no draft now go by before there may be one."""
+    def reach(self, seq: Sequence, steps: int) -> int:
+        """Tokens that a sequence may get from so many steps that share a call, drafts among them."""
         ...
 
 
 class Steps(Protocol):
     """Says how many steps one call takes."""
 
-    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
-        """For a batch that only decodes and nobody waits for. `rest`: tokens until a draft may be; None: never."""
+    def steps(self, sequences: list[Sequence]) -> int:
+        """For a batch that only decodes and nobody waits for."""
         ...
 
 
@@ -186,13 +188,13 @@ class Planner:
             if seq.phase is Phase.RUNNING and budget > 0:
                 prompts.append(_chunk(seq, budget))
                 budget -= prompts[-1].count
-        if self._drafter is not None:
+        alone = not (prompts or admitted or preempted or self._waiting or self._num_pulling)
+        steps = self._steps(self._bursts, decodes) if alone and decodes and self._bursts is not None else 1
+        if self._drafter is not None and steps == 1:
             decodes = self._add_drafts(self._drafter, decodes, budget)
         chunks = sorted((*decodes, *prompts), key=lambda chunk: chunk.rows != 1)
         pulls = tuple(seq for seq in admitted if seq.phase is Phase.PULLING)
-        alone = not (prompts or admitted or preempted or self._waiting or self._num_pulling)
-        steps = self._steps(self._bursts, decodes) if alone and decodes and self._bursts is not None else 1
-        return Plan(tuple(chunks), pulls, tuple(admitted), tuple(preempted), steps)
+        return Plan(tuple(chunks), pulls, tuple(admitted), tuple(preempted), steps, budget if steps > 1 else 0)
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
         """The chunk has been computed: its KV is valid, and `token` was drawn if it samples."""
@@ -245,20 +247,20 @@ class Planner:
             budget -= len(draft)
             if draft and self._spare_blocks(chunk.seq, len(draft)):
                 chunks.append(replace(chunk, draft=draft))
-                chunk.seq.drafted_at = len(chunk.seq.tokens)
             else:
                 chunks.append(chunk)
         return chunks
 
     def _steps(self, bursts: Steps, decodes: list[Chunk]) -> int:
-        """Steps for what decodes, as far as blocks that nobody needs reach."""
-        if any(chunk.draft for chunk in decodes):
-            return 1
+        """Steps for what decodes, as far as blocks that nobody needs reach; drafts among them take what is left."""
         sequences = [chunk.seq for chunk in decodes]
-        rest = None if self._drafter is None else min(map(self._drafter.rest, sequences))
-        steps = bursts.steps(sequences, rest)
-        roomy = steps > 1 and all(self._spare_blocks(chunk.seq, steps - 1) for chunk in decodes)
-        return steps if roomy else 1
+        steps = bursts.steps(sequences)
+        if steps == 1 or not all(self._spare_blocks(seq, steps - 1) for seq in sequences):
+            return 1
+        if self._drafter is not None:
+            for seq in sequences:
+                self._spare_blocks(seq, self._drafter.reach(seq, steps) - 1)
+        return steps
 
     def _spare_blocks(self, seq: Sequence, more: int) -> bool:
         """Give `seq` blocks for `more` tokens than it has, if others are left one each."""

@@ -85,11 +85,16 @@ class Runner:
         return self.model.bursts and self._guesser is None
 
     @torch.inference_mode()
-    def burst(self, chunks: Sequence[Chunk], steps: int) -> list[tuple[Drawn, ...]]:
-        """Compute single rows `steps` times, each time what was drawn before; a token of each for each."""
+    def burst(
+        self, chunks: Sequence[Chunk], steps: int, most: Sequence[int], drafts: ops.Drafts | None = None
+    ) -> ops.Burst:
+        """Compute single rows, with drafts beside them, up to `steps` times, each time what was drawn before.
+
+        It ends early when a sequence has `most` tokens.
+        """
         draws = [Draw(chunk.seq.request.sampling, chunk.seq.seed, chunk.seq.num_generated) for chunk in chunks]
-        drawn = self.model.burst(self._batch(chunks), self._kv[: self._layers], steps, chances(draws, steps))
-        return [tuple(map(Drawn, tokens)) for tokens in drawn.t().tolist()]
+        how = chances(draws, max(most) if drafts is not None else min(steps, *most))
+        return self.model.burst(self._batch(chunks), self._kv[: self._layers], steps, how, most, drafts)
 
     def forget(self, request_id: str) -> None:
         """A sequence has ended or lost its blocks."""

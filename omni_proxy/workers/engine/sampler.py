@@ -85,17 +85,27 @@ def _pick(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     return tokens
 
 
-def chances(draws: Sequence[Draw], steps: int) -> ops.Chances | None:
-    """How `steps` tokens of each row are drawn that ask for nothing but chance; None: all greedily."""
+def uniforms(draws: Sequence[Draw], count: int) -> NDArray[np.float64]:
+    """[count, n]: `uniform` of so many draws after one another, for each of `draws`."""
+    seeds = np.array([_mix(draw.seed & _MASK) for draw in draws], np.uint64)
+    first = np.array([draw.index + 1 for draw in draws], np.uint64)
+    z = seeds + (first + np.arange(count, dtype=np.uint64)[:, None]) * np.uint64(_GOLDEN)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+    drawn: NDArray[np.float64] = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
+
+
+def chances(draws: Sequence[Draw], tokens: int) -> ops.Chances | None:
+    """How so many tokens of each row are drawn that ask for nothing but chance; None: all greedily."""
     params = [draw.sampling for draw in draws]
     if not any(p.temperature for p in params):
         return None
-    uniforms = [[uniform(draw.seed, draw.index + step) for draw in draws] for step in range(steps)]
     return ops.Chances(
         torch.tensor([p.temperature for p in params], dtype=torch.float64),
         torch.tensor([max(p.top_k, 0) for p in params]),
         torch.tensor([p.top_p for p in params], dtype=torch.float64),
-        torch.tensor(uniforms, dtype=torch.float64),
+        torch.from_numpy(uniforms(draws, tokens)),
     )
 
 

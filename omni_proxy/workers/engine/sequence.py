@@ -37,7 +37,6 @@ class Sequence:
         "block_size",
         "blocks",
         "cached_tokens",
-        "drafted_at",
         "kv_len",
         "phase",
         "prompt_len",
@@ -56,8 +55,6 @@ class Sequence:
         """Of this request's draws: the client's seed, or one that the engine chose."""
         self.tokens = list(request.prompt_token_ids)
         self.prompt_len = len(self.tokens)
-        self.drafted_at = self.prompt_len
-        """Length when the last draft was made; that of the prompt while there was none."""
         self.phase = Phase.WAITING
         self.arrival = 0
         self.admitted = 0

@@ -6,13 +6,16 @@ less than a step of its own, one that is wrong costs its share of the step for n
 last token is likely to be worth its row, and on text that never repeats there is soon none.
 
 Draws are counted by seed and place, so a checked token is the one that would have been drawn without a draft.
+
+Where steps share a call, the call drafts by itself (`drafts.h` of `omni_kernels`): to the bit as is said here.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -27,8 +30,6 @@ _LATEST: Final = 9
 _FIRST_DRAFT: Final = 4
 """Length of a sequence's first: long enough to show that drafts pay where a step of its own costs much."""
 _FIRST_PAUSE: Final = 16
-_PROBE_TOKENS: Final = 20
-"""So many tokens pass, at least, for each that a draft between pauses costs."""
 _LONGEST_PAUSE: Final = 128
 
 
@@ -55,62 +56,109 @@ class GramIndex:
 class RowCosts:
     """What a row more costs beside what a step gives, learned from the steps. Seconds in, a share out.
 
-    Medians of the latest: a step that took long because the machine was elsewhere says nothing.
+    Medians of the latest: a step that took long because the machine was elsewhere says nothing. Steps that share a call
+    are shorter than those with calls of their own; a row more is the same to both.
     """
 
     def __init__(self) -> None:
-        self._single: dict[int, deque[float]] = {}
-        """Seconds of steps of so many sequences without drafts, each a call of its own."""
-        self._shared: dict[int, deque[float]] = {}
-        """The same where several shared a call."""
+        self._plain: dict[tuple[int, bool], deque[float]] = {}
+        """Seconds of steps of so many sequences without drafts, by whether they shared a call."""
         self._row: dict[int, deque[float]] = {}
         """Seconds that each row of drafts added."""
+        self._shares: dict[tuple[int, bool], float] = {}
+        """Known until the next step is seen: a median is dear beside a short step."""
 
-    def observe(self, sequences: int, draft_rows: int, seconds: float, shared: bool = False) -> None:
-        """A step that only decodes has taken `seconds`; `shared`: with others in one call."""
-        single = self._single.setdefault(sequences, deque(maxlen=_LATEST))
-        if shared:
-            self._shared.setdefault(sequences, deque(maxlen=_LATEST)).append(seconds)
-        elif draft_rows == 0:
-            single.append(seconds)
-        elif single:
+    def observe(self, sequences: int, draft_rows: int, seconds: float, shared: bool = False, steps: int = 1) -> None:
+        """Steps that only decode have taken `seconds`, `draft_rows` drafted rows in all."""
+        self._shares.clear()
+        if draft_rows == 0:
+            self._plain.setdefault((sequences, shared), deque(maxlen=_LATEST)).append(seconds / steps)
+        elif plain := self._plain_s(sequences, shared):
             rows = self._row.setdefault(sequences, deque(maxlen=_LATEST))
-            rows.append((seconds - median(single)) / draft_rows)
+            rows.append((seconds - steps * plain) / draft_rows)
 
-    def share(self, sequences: int) -> float:
+    def share(self, sequences: int, shared: bool = False) -> float:
         """Cost of a row more, in tokens that its time would give without drafts."""
-        plain, row = self._plain(sequences), self._row.get(sequences)
-        if not plain or not row:
-            return 0.3
-        return min(1.0, max(0.05, median(row) * sequences / plain))
+        key = sequences, shared
+        if key not in self._shares:
+            plain, row = self._plain_s(*key), self._row.get(sequences)
+            known = plain and row
+            self._shares[key] = min(1.0, max(0.05, median(row) * sequences / plain)) if row and known else 0.3
+        return self._shares[key]
 
-    def overhead(self, sequences: int) -> float:
-        """Cost of a call of its own, which a step with drafts takes, in tokens as above."""
-        plain, single = self._plain(sequences), self._single.get(sequences)
-        return max(0.0, median(single) / plain - 1.0) if plain and single else 0.0
-
-    def _plain(self, sequences: int) -> float:
+    def _plain_s(self, sequences: int, shared: bool) -> float:
         """Seconds of a step as it is without drafts; 0: not known."""
-        seen = self._shared.get(sequences) or self._single.get(sequences)
+        seen = self._plain.get((sequences, shared))
         return max(1e-9, median(seen)) if seen else 0.0
 
 
 def gain(rate: float, length: int, share: float) -> float:
     """Tokens that a draft is likely to give, less those that its time would give without it."""
-    return sum(rate**n for n in range(1, length + 1)) - length * share
+    total, chance = 0.0, 1.0
+    for _ in range(length):
+        chance *= rate
+        total += chance
+    return total - length * share
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How drafts of a batch are made."""
+
+    longest: int
+    share: float = 0.3
+    """What a row more costs, in tokens."""
+    first: int = _FIRST_DRAFT
+    gram: int = GRAM
+    learn: float = _LEARN
+    first_pause: int = _FIRST_PAUSE
+    longest_pause: int = _LONGEST_PAUSE
 
 
 @dataclass(slots=True)
-class _Luck:
+class Luck:
     """How drafts of one sequence have fared."""
 
-    index: GramIndex
     rate: float = HOPE
     tried: bool = False
     pause: int = 0
     """Length of the last pause; 0: there was none since a success."""
     resumes_at: int = 0
     """Length of the sequence at which the next draft may be made."""
+    index: GramIndex = field(default_factory=GramIndex)
+    text: array[int] = field(default_factory=lambda: array("i"))
+    """The sequence's tokens as calls of several steps want them."""
+
+    def propose(self, policy: Policy, tokens: Seq[int], most: int) -> tuple[int, ...]:
+        """At most `most` tokens that may follow."""
+        left = min(policy.longest, most)
+        if left < 1 or len(tokens) < self.resumes_at:
+            return ()
+        return self.index.continuation(tokens, min(left, self._length(policy) if self.tried else policy.first))
+
+    def learn(self, policy: Policy, length: int, drafted: int, right: int) -> None:
+        """A draft of `drafted` tokens after `length` had its first `right` ones right.
+
+        While drafts do not pay there are pauses, each twice as long as the last, with one token tried between them.
+        """
+        for _ in range(right):
+            self.rate += policy.learn * (1.0 - self.rate)
+        if right < drafted:
+            self.rate -= policy.learn * self.rate
+        self.tried = True
+        if right == drafted or gain(self.rate, self._length(policy), policy.share) > 0.0:
+            self.pause = 0
+        else:
+            self.pause = min(policy.longest_pause, max(policy.first_pause, 2 * self.pause))
+            self.resumes_at = length + self.pause
+
+    def _length(self, policy: Policy) -> int:
+        """The last token's chance to be right, and all before it, is worth its row; one is tried in any case."""
+        length, chance = 1, self.rate * self.rate
+        while length < policy.longest and chance >= policy.share:
+            length += 1
+            chance *= self.rate
+        return length
 
 
 class Drafter:
@@ -120,56 +168,43 @@ class Drafter:
         self.costs: Final = RowCosts()
         self._longest = longest
         self._max_model_len = max_model_len
-        self._lucks: dict[str, _Luck] = {}
+        self._lucks: dict[str, Luck] = {}
 
     def propose(self, seq: Sequence, sequences: int, most: int) -> tuple[int, ...]:
         """Tokens that may follow; `sequences` are in the step, `most` rows are to be had."""
-        left = min(
-            self._longest,
-            most,
-            seq.request.sampling.max_tokens - seq.num_generated - 1,
-            self._max_model_len - len(seq.tokens) - 1,
-        )
-        if left < 1:
-            return ()
-        luck = self._lucks.get(seq.request_id)
-        if luck is None:
-            luck = self._lucks[seq.request_id] = _Luck(GramIndex())
-        if len(seq.tokens) < luck.resumes_at:
-            return ()
-        length = self._length(luck, self.costs.share(sequences)) if luck.tried else min(_FIRST_DRAFT, self._longest)
-        length = min(left, length)
-        return luck.index.continuation(seq.tokens, length)
+        left = min(most, self.room(seq) - 1)
+        return self.luck(seq).propose(self.policy(sequences), seq.tokens, left) if left > 0 else ()
 
     def checked(self, seq: Sequence, sequences: int, drafted: int, right: int) -> None:
-        """A draft of `drafted` tokens, in a step of `sequences`, had its first `right` ones right.
+        """A draft of `drafted` tokens, in a step of `sequences`, had its first `right` ones right."""
+        luck = self._lucks.get(seq.request_id)
+        if luck is not None:
+            luck.learn(self.policy(sequences), len(seq.tokens), drafted, right)
 
-        While drafts do not pay there are pauses, each twice as long as the last, with one token tried between them.
-        """
+    def policy(self, sequences: int, shared: bool = False) -> Policy:
+        """For steps of so many sequences, that share a call or do not."""
+        return Policy(self._longest, self.costs.share(sequences, shared), min(_FIRST_DRAFT, self._longest))
+
+    def luck(self, seq: Sequence) -> Luck:
+        """That of a sequence, from its first draft on."""
         luck = self._lucks.get(seq.request_id)
         if luck is None:
-            return
-        for _ in range(right):
-            luck.rate += _LEARN * (1.0 - luck.rate)
-        if right < drafted:
-            luck.rate -= _LEARN * luck.rate
-        share, overhead = self.costs.share(sequences), self.costs.overhead(sequences)
-        luck.tried = True
-        if right == drafted or gain(luck.rate, self._length(luck, share), share) > overhead:
-            luck.pause = 0
-        else:
-            shortest = max(_FIRST_PAUSE, int(_PROBE_TOKENS * (overhead + share)))
-            luck.pause = min(max(_LONGEST_PAUSE, shortest), max(shortest, 2 * luck.pause))
-            luck.resumes_at = len(seq.tokens) + luck.pause
+            luck = self._lucks[seq.request_id] = Luck()
+        return luck
 
-    def rest(self, seq: Sequence) -> int:
-        """So many tokens go by before a draft is made again; 0: it may be at any time."""
-        luck = self._lucks.get(seq.request_id)
-        return 0 if luck is None else max(0, luck.resumes_at - len(seq.tokens))
+    def room(self, seq: Sequence) -> int:
+        """Tokens that a sequence may still get."""
+        return min(seq.request.sampling.max_tokens - seq.num_generated, self._max_model_len - len(seq.tokens))
 
-    def took(self, drafts: Seq[tuple[int, ...]], seconds: float, shared: bool = False) -> None:
-        """A step that only decodes, with these drafts, has taken so long; `shared`: with others in one call."""
-        self.costs.observe(len(drafts), sum(map(len, drafts)), seconds, shared)
+    def reach(self, seq: Sequence, steps: int) -> int:
+        """Tokens that so many steps may give."""
+        luck = self.luck(seq)
+        resting = len(seq.tokens) + steps <= luck.resumes_at
+        return min(self.room(seq), steps if resting else steps * (1 + self._longest))
+
+    def took(self, drafts: Seq[tuple[int, ...]], seconds: float) -> None:
+        """A step that only decodes, with these drafts, has taken so long."""
+        self.costs.observe(len(drafts), sum(map(len, drafts)), seconds)
 
     def rate(self, request_id: str) -> float:
         """The share of a sequence's drafted tokens that has been right of late."""
@@ -179,11 +214,3 @@ class Drafter:
     def forget(self, request_id: str) -> None:
         """A sequence has ended."""
         self._lucks.pop(request_id, None)
-
-    def _length(self, luck: _Luck, share: float) -> int:
-        """The last token's chance to be right, and all before it, is worth its row; one is tried in any case."""
-        length, chance = 1, luck.rate * luck.rate
-        while length < self._longest and chance >= share:
-            length += 1
-            chance *= luck.rate
-        return length

@@ -8,20 +8,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import omni_kernels as ops
 from omni_kernels import StepProgress
-from omni_proxy.workers.engine.bursts import Bursts
+from omni_proxy.workers.engine.bursts import LONGEST_S, Bursts
 from omni_proxy.workers.engine.counters import Counters
-from omni_proxy.workers.engine.drafting import LearningDrafts, learn
+from omni_proxy.workers.engine.drafting import LearningDrafts, count_burst, learn, learn_burst
 from omni_proxy.workers.engine.expert_parallel.wire import RankLost
 from omni_proxy.workers.engine.kv_pusher import Computing, KvPusher
 from omni_proxy.workers.engine.outputs import output_of, say
-from omni_proxy.workers.engine.planner import Chunk, Planner
+from omni_proxy.workers.engine.planner import Chunk, Plan, Planner
 from omni_proxy.workers.engine.runner import Runner
 from omni_proxy.workers.engine.sampler import Drawn
 from omni_proxy.workers.engine.sequence import Sequence
+from omni_proxy.workers.engine.speculation import Drafter
 from omni_proxy.workers.engine.types import FinishReason, Output
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,10 @@ class Finish(Protocol):
     def __call__(
         self, seq: Sequence, reason: FinishReason, drawn: tuple[Drawn, ...] = (), error: str | None = None
     ) -> None: ...
+
+
+_Result = tuple[list[tuple[Drawn, ...]], Seq[Seq[tuple[int, int]]]]
+"""What each chunk drew, and how the drafts of several steps fared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +73,54 @@ class Stepper:
         self._drafter = drafter
         self._outlet = outlet
 
-    def compute(self, chunks: tuple[Chunk, ...], steps: int) -> None:
-        """Compute chunks `steps` times and tell what was drawn. If that fails, all of them end.
+    def compute(self, plan: Plan) -> None:
+        """Compute a plan's chunks and tell what was drawn. If that fails, all of them end.
 
         Raises RankLost: no step will work again, the engine ends, and its worker with it.
         """
         try:
-            begun = time.thread_time()  # what neighbours take from the machine is no cost of a draft
-            if steps > 1:
-                drawn = self._runner.burst(chunks, steps)
-            else:
-                drawn = self._runner.run(chunks, self._begin_pushes(chunks))
-            seconds = time.thread_time() - begun
-            self._pusher.computed()
+            drawn, fared = self._burst(plan) if plan.steps > 1 else self._step(plan.chunks)
         except RankLost:
             raise
         except Exception as exc:
-            log.exception("a step of %d sequences failed", len(chunks))
-            for chunk in chunks:
+            log.exception("a step of %d sequences failed", len(plan.chunks))
+            for chunk in plan.chunks:
                 self._outlet.finish(chunk.seq, FinishReason.ERROR, error=say(exc))
             return
-        self._learn(chunks, drawn, steps, seconds)
-        for chunk, tokens in zip(chunks, drawn, strict=True):
-            self._accept(chunk, tokens)
+        for chunk, tokens, drafts in zip(plan.chunks, drawn, fared, strict=True):
+            count_burst(self._counters, drafts, self._accept(chunk, tokens))
 
-    def _learn(self, chunks: tuple[Chunk, ...], drawn: list[tuple[Drawn, ...]], steps: int, seconds: float) -> None:
-        if all(chunk.count == 1 for chunk in chunks):
-            self._bursts.took([chunk.draft for chunk in chunks], len(chunks), steps, seconds)
+    def _step(self, chunks: tuple[Chunk, ...]) -> _Result:
+        begun = time.thread_time()  # what neighbours take from the machine is no cost of a draft
+        drawn = self._runner.run(chunks, self._begin_pushes(chunks))
+        seconds = time.thread_time() - begun
+        self._pusher.computed()
+        if all(chunk.count == 1 and not chunk.draft for chunk in chunks):
+            self._bursts.took(len(chunks), seconds)
         if self._drafter is not None:
-            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], steps, seconds)
+            learn(self._drafter, self._counters, chunks, [len(tokens) for tokens in drawn], seconds)
+        return drawn, [()] * len(chunks)
+
+    def _burst(self, plan: Plan) -> _Result:
+        """Several steps in one call; a draft of the text is found and checked within."""
+        chunks, count = plan.chunks, len(plan.chunks)
+        drafts, most = None, [plan.steps] * count
+        if isinstance(self._drafter, Drafter):
+            most = [min(self._drafter.reach(chunk.seq, plan.steps), _capacity(chunk.seq)) for chunk in chunks]
+            drafts = self._drafts(self._drafter, plan)
+        burst = self._runner.burst(chunks, plan.steps, most, drafts)
+        self._pusher.computed()
+        if burst.plain_steps:
+            self._bursts.took(count, burst.plain_s / burst.plain_steps)
+        if isinstance(self._drafter, Drafter):
+            learn_burst(self._drafter.costs, count, burst)
+        return [tuple(map(Drawn, tokens)) for tokens in burst.tokens], burst.fared
+
+    def _drafts(self, drafter: Drafter, plan: Plan) -> ops.Drafts:
+        lucks = [drafter.luck(chunk.seq) for chunk in plan.chunks]
+        for chunk, luck in zip(plan.chunks, lucks, strict=True):
+            luck.text.extend(chunk.seq.tokens[len(luck.text) :])
+        return ops.Drafts(drafter.policy(len(lucks), shared=True), lucks, plan.draft_rows, LONGEST_S)
 
     def _begin_pushes(self, chunks: tuple[Chunk, ...]) -> StepProgress | None:
         """Say which of the chunks' KV others wait for; what the step must tell them, if any."""
@@ -105,8 +131,11 @@ class Stepper:
         ]
         return self._pusher.computing(parts) if parts else None
 
-    def _accept(self, chunk: Chunk, drawn: tuple[Drawn, ...]) -> None:
-        """Book what a chunk gave; a token that ends the sequence is the last, whatever was drawn after it."""
+    def _accept(self, chunk: Chunk, drawn: tuple[Drawn, ...]) -> int:
+        """Book what a chunk gave; a token that ends the sequence is the last, whatever was drawn after it.
+
+        Returns how many tokens were taken.
+        """
         seq, end_of = chunk.seq, self._outlet.end_of
         self._planner.advance(chunk, drawn[0].token_id if drawn else None)
         reason = end_of(seq) if drawn else None
@@ -120,3 +149,9 @@ class Stepper:
             self._outlet.finish(seq, reason, drawn[:taken])
         elif drawn:
             self._outlet.emit(output_of(seq, drawn))
+        return taken
+
+
+def _capacity(seq: Sequence) -> int:
+    """Tokens that may be drawn in the blocks that a sequence has: the last needs none."""
+    return len(seq.blocks) * seq.block_size - len(seq.tokens) + 1

@@ -30,7 +30,7 @@ def decoding(sampling: SamplingParams | None = None, said: int = 5, **fields: An
 
 def bursts(most: int = 8, seconds: float = QUICK) -> Bursts:
     made = Bursts(most, max_model_len=256)
-    made.took([()], 1, 1, seconds)
+    made.took(1, seconds)
     return made
 
 
@@ -39,20 +39,20 @@ def bursts(most: int = 8, seconds: float = QUICK) -> Bursts:
 
 def test_the_first_step_of_a_batch_goes_alone() -> None:
     made = bursts()
-    assert made.steps([decoding()], rest=None) == 8
-    assert made.steps([decoding(), decoding()], rest=None) == 1  # two have not been seen yet
+    assert made.steps([decoding()]) == 8
+    assert made.steps([decoding(), decoding()]) == 1  # two have not been seen yet
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.0003, 8), (0.0019, 4), (0.0039, 2), (0.005, 1), (0.5, 1)])
 def test_long_steps_make_short_bursts(seconds: float, steps: int) -> None:
-    assert bursts(seconds=seconds).steps([decoding()], rest=None) == steps
+    assert bursts(seconds=seconds).steps([decoding()]) == steps
 
 
 def test_one_slow_step_is_no_reason() -> None:
     made = bursts()
-    made.took([()], 1, 1, QUICK)
-    made.took([()], 1, 1, 1.0)
-    assert made.steps([decoding()], rest=None) == 8
+    made.took(1, QUICK)
+    made.took(1, 1.0)
+    assert made.steps([decoding()]) == 8
 
 
 @pytest.mark.parametrize(
@@ -74,22 +74,9 @@ def test_one_slow_step_is_no_reason() -> None:
 )
 def test_what_a_sequence_allows(seq: Sequence, steps: int) -> None:
     made = bursts()
-    made.took([(), ()], 2, 1, QUICK)
-    made.took([(4,), ()], 2, 1, 1.0)  # what steps with drafts take says nothing
-    assert made.steps([seq], rest=None) == steps
-    assert made.steps([decoding(), seq], rest=None) == steps
-
-
-def test_the_longer_there_is_no_draft_the_longer_nobody_looks() -> None:
-    made, taken, seq = bursts(), [], decoding(said=1)
-    for _ in range(9):
-        taken.append(made.steps([seq], rest=0))
-        seq.tokens += [7] * taken[-1]
-    assert taken == [1, 2, 4, 8, 8, 8, 8, 8, 8]
-    assert made.steps([decoding(said=1), seq], rest=0) == 1
-    seq.drafted_at = len(seq.tokens) - 4
-    assert made.steps([seq], rest=0) == 4
-    assert made.steps([seq], rest=30) == 8  # a pause
+    made.took(2, QUICK)
+    assert made.steps([seq]) == steps
+    assert made.steps([decoding(), seq]) == steps
 
 
 # -- in a plan
@@ -101,7 +88,7 @@ class Always:
     def __init__(self, steps: int) -> None:
         self._steps = steps
 
-    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
+    def steps(self, sequences: list[Sequence]) -> int:
         return self._steps
 
 

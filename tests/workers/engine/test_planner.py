@@ -217,7 +217,7 @@ class Burst:
     def __init__(self, machine: PlannerMachine) -> None:
         self._machine = machine
 
-    def steps(self, sequences: list[Sequence], rest: int | None) -> int:
+    def steps(self, sequences: list[Sequence]) -> int:
         left = min(self._machine.limit - len(seq.tokens) for seq in sequences)
         return max(1, min(self._machine.burst, left))
 
@@ -244,8 +244,9 @@ class PlannerMachine(RuleBasedStateMachine):
         """As a drafter: whatever this step's draw says, within the sequence's limit."""
         return self.draft[: max(0, min(most, self.limit - len(seq.tokens) - 1))]
 
-    def rest(self, seq: Sequence) -> int:
-        return 0
+    def reach(self, seq: Sequence, steps: int) -> int:
+        """As if this step's draft was made in each of so many steps."""
+        return min(steps * (1 + len(self.draft)), self.limit - len(seq.tokens))
 
     def identity(self, seq: Sequence, position: int, draft: tuple[int, ...] = ()) -> object:
         """KV at a position depends on all tokens up to it."""
@@ -314,8 +315,11 @@ class PlannerMachine(RuleBasedStateMachine):
                     if position >= chunk.seq.kv_len:
                         self.write(chunk.seq, position, chunk.draft)
             for chunk in plan.chunks:
-                more = (token,) * (plan.steps - 1)
-                for position in range(chunk.start + 1, chunk.start + plan.steps):
+                roomy = len(chunk.seq.blocks) * SIZE - len(chunk.seq.tokens) + 1
+                reached = min(self.reach(chunk.seq, plan.steps), roomy) if plan.steps > 1 else 1
+                assert reached >= plan.steps
+                more = (token,) * (reached - 1)
+                for position in range(chunk.start + 1, chunk.start + reached):
                     self.write(chunk.seq, position, more)
                 self.planner.advance(chunk, token if chunk.samples else None)
                 for guess in chunk.draft or more:

@@ -104,30 +104,6 @@ def test_dear_rows_make_short_drafts() -> None:
     assert lengths[0] > lengths[-1] == 1
 
 
-def test_where_steps_share_calls_a_draft_must_pay_for_its_own() -> None:
-    """Short ones do not, long ones that are right do."""
-    drafts = {}
-    for shared_s in (1.0, 0.5):
-        drafter, seq, found = Drafter(8, 10**6), sequence(), 0
-        drafter.costs.observe(1, 0, 1.0)
-        drafter.costs.observe(1, 4, 1.4)
-        drafter.costs.observe(1, 0, shared_s, shared=True)
-        assert drafter.costs.overhead(1) == pytest.approx(1.0 / shared_s - 1.0)
-        for _ in range(200):  # one of two is right
-            draft = drafter.propose(seq, 1, 100)
-            found += bool(draft)
-            if draft:
-                drafter.checked(seq, 1, len(draft), found % 2)
-            seq.tokens.append(seq.tokens[-5])
-        drafts[shared_s] = found
-        seq = sequence()
-        drafter.forget("r")
-        for _ in range(10):
-            drafter.checked(seq, 1, 8, 8) if (draft := drafter.propose(seq, 1, 100)) else None
-        assert len(draft) == 8
-    assert drafts[0.5] < drafts[1.0]
-
-
 def test_costs_are_learned_by_batch_and_survive_an_outlier() -> None:
     costs = RowCosts()
     assert costs.share(1) == 0.3  # nothing known

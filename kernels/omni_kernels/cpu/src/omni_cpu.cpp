@@ -5,9 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <new>
-#include <vector>
-
 #include "table.h"
 #include "team.h"
 #if defined(__x86_64__)
@@ -151,20 +148,6 @@ void pack_panel(const void* src, int64_t n, int64_t k, bool gated, int dtype, in
             out[i / each * each * 16 + column * each + i % each] = value;
         }
     }
-}
-
-// One place further on for each sequence of one row; false if its table ends there.
-bool go_on(const omni_step_args& args, int64_t* position, int64_t* slot, int64_t* kv_len) {
-    const int64_t size = args.cache.block_size;
-    for (int64_t i = 0; i < args.rows; i++) {
-        const int64_t* table = args.ragged.tables + args.ragged.table_start[i];
-        const int64_t block = kv_len[i] / size;
-        if (block >= args.ragged.table_start[i + 1] - args.ragged.table_start[i]) return false;
-        slot[i] = table[block] * size + kv_len[i] % size;
-        position[i]++;
-        kv_len[i]++;
-    }
-    return true;
 }
 
 int64_t panel_count(int64_t n, bool gated) { return gated ? 2 * ((n / 2 + 15) / 16) : (n + 15) / 16; }
@@ -352,31 +335,6 @@ int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, int64_t blo
             else memcpy(piece, at, size_t(block_bytes));
         }
     return OMNI_OK;
-}
-
-int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws, int64_t steps,
-                   int64_t* tokens, int32_t threads) try {
-    omni_step_args args = *first;
-    const int64_t n = args.rows;
-    if (args.ragged.sequences != n || args.logit_rows != n) return OMNI_BAD_ROW;
-    std::vector<int64_t> at(args.positions, args.positions + n), slot(args.slots, args.slots + n);
-    std::vector<int64_t> lens(args.ragged.kv_lens, args.ragged.kv_lens + n);
-    args.positions = at.data();
-    args.slots = slot.data();
-    args.ragged.kv_lens = lens.data();
-    for (int64_t i = 0; i < steps; i++, tokens += n) {
-        if (i && !go_on(args, at.data(), slot.data(), lens.data())) return OMNI_BAD_BLOCK;
-        int32_t status = omni_step(model, &args, threads);
-        if (!status && draws)
-            status = omni_sample(args.logits, n, model->vocab, draws->temperature, draws->top_k, draws->top_p,
-                                 draws->uniform + i * n, tokens);
-        for (int64_t r = 0; r < n && !draws; r++) tokens[r] = omni_ops().best(args.logits + r * model->vocab, model->vocab);
-        if (status) return status;
-        args.tokens = tokens;
-    }
-    return OMNI_OK;
-} catch (const std::bad_alloc&) {
-    return OMNI_NO_MEMORY;
 }
 
 }  // extern "C"

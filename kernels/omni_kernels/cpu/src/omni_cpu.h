@@ -109,13 +109,48 @@ typedef struct {
     int32_t progress_fd;        // gets a byte for each of them, if progress is not null; must not block
 } omni_step_args;
 
-// How the next token of each row is drawn; see omni_sample.
+// How the tokens of each sequence are drawn; see omni_sample.
 typedef struct {
-    const double* temperature;  // [rows]
-    const int64_t* top_k;       // [rows]
-    const double* top_p;        // [rows]
-    const double* uniform;      // [steps, rows]
+    const double* temperature;  // [sequences]
+    const int64_t* top_k;       // [sequences]
+    const double* top_p;        // [sequences]
+    const double* uniform;      // [tokens, sequences]: of the first, second ... token that each draws
 } omni_draws;
+
+// How drafts are made from the text itself; see `speculation.py` of the engine.
+typedef struct {
+    int64_t gram;           // last tokens that must occur again
+    int64_t longest, first; // tokens of a draft, and of a sequence's first
+    int64_t first_pause, longest_pause;
+    double learn, share;    // share: what a row more costs, in tokens
+} omni_policy;
+
+// What a sequence has said, and how its drafts have fared.
+typedef struct {
+    const int32_t* text;  // [length], the token of the next row is the last
+    int64_t length;
+    int64_t most;         // tokens that may still come
+    int64_t pause, resumes_at;
+    double rate;
+    int64_t tried;
+} omni_said;
+
+typedef struct {
+    omni_policy policy;
+    omni_said* said;      // [sequences]; changed, but for `text`, as if each had said what is drawn
+    int64_t rows;         // of drafts in one step
+    double limit_s;       // CPU time of the calling thread that steps may take together; one is always made
+} omni_drafts;
+
+// What a burst tells.
+typedef struct {
+    int64_t width;         // given: room for so many tokens of a sequence
+    int64_t* tokens;       // [sequences, width]
+    int64_t* counts;       // [sequences], tokens drawn
+    int32_t* fared;        // [steps, sequences, 2]: tokens drafted, and how many were right
+    int64_t steps, plain_steps;  // made, and those of them without drafts
+    double plain_s, drafted_s;   // CPU time of the calling thread in steps without and with drafts
+} omni_told;
 
 OMNI_API int32_t omni_version(void);
 OMNI_API const char* omni_source_hash(void);
@@ -155,10 +190,13 @@ OMNI_API int32_t omni_kv_copy(uint8_t* cache, int64_t planes, int64_t blocks, in
 OMNI_API int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, const double* temperature, const int64_t* top_k,
                     const double* top_p, const double* uniform, int64_t* tokens);
 OMNI_API int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
-// `steps` steps of sequences with one row each: every step after `first` takes the tokens that the one before it has
-// drawn, each sequence one place further on. `tokens` [steps, rows] gets all that are drawn; `draws` null: the largest.
-OMNI_API int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws, int64_t steps,
-                            int64_t* tokens, int32_t threads);
+// Up to `steps` steps of sequences with one row each: every step after `first` takes the tokens that the one before it
+// has drawn. With `drafts` rows of what may follow stand beside them, and a sequence goes on as many places as were right,
+// and one; it ends early when one sequence has all its tokens. `draws` null: the largest. `first` needs no logits.
+OMNI_API int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws,
+                            const omni_drafts* drafts, int64_t steps, omni_told* told, int32_t threads);
+OMNI_API int64_t omni_draft(const omni_policy* policy, const omni_said* said, int64_t rows, int32_t* draft);
+OMNI_API void omni_drafted(const omni_policy* policy, omni_said* said, int64_t drafted, int64_t right);
 
 OMNI_API double omni_bench_read(const void* data, int64_t bytes, int32_t threads);  // returns a checksum
 OMNI_API double omni_bench_fma(int64_t rounds, int32_t threads);                    // returns FLOP done
