@@ -13,7 +13,8 @@ from typing import Final, assert_never
 
 from omni_proxy.apc.index import PrefixIndex
 from omni_proxy.errors import ErrorCode, Refusal
-from omni_proxy.flow.board import WAITING, Board, live_leases
+from omni_proxy.flow.adoption import adopted
+from omni_proxy.flow.board import WAITING, Board
 from omni_proxy.flow.failing import decode_broke, leg_failed
 from omni_proxy.flow.handoffs import await_decode, drop_stale
 from omni_proxy.flow.membership import members_changed, what_is_missing
@@ -32,7 +33,6 @@ from omni_proxy.lifecycle.enums import (
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.lifecycle.stages import On
 from omni_proxy.messages import (
-    Abort,
     Adopted,
     Arrived,
     BlocksRemoved,
@@ -129,7 +129,7 @@ class Core:
             case FrontLost(prefix):
                 self._front_lost(prefix, now)
             case Adopted():
-                self._adopted(event, now)
+                adopted(board, event, now)
             case OthersHeard():
                 board.others_heard(event, now)
             case Reconfigured(fields):
@@ -150,6 +150,8 @@ class Core:
             freed = sooner(at, freed)
         if not (prefill.waits or decode.waits):
             return freed
+        if self._board.walk_due is not None:
+            return self._board.walk_due
         # A worker that is trusted again, or starts slowly, may take what waits, and no other event would say so.
         waits_until = sooner(prefill.next_deadline(), decode.next_deadline())
         return sooner(sooner(waits_until, self._board.planner.next_wakeup()), freed)
@@ -182,19 +184,9 @@ class Core:
 
     def check(self) -> None:
         """Raise AssertionError unless workers hold exactly what live requests hold."""
-        board = self._board
         if self._prewarming is not None:
             self._prewarming.check()
-        board.ledger.check()
-        held = {lease for r in board.requests.values() for lease in live_leases(r)}
-        assert set(board.ledger.leases()) == held, "leases out without a live request, or the reverse"
-        kept = {r.rid for r in board.requests.values() if r.handoff_from is not None}
-        assert set(board.ledger.holds()) <= kept, "KV held for a request that will not pull it"
-        for request in board.requests.values():
-            queued = [q for q in board.queues() if request.rid in q]
-            waits = request.stage in WAITING
-            assert len(queued) == int(waits), f"{request.rid} in {request.stage.name}: in {len(queued)} queues"
-        assert sum(len(q) for q in board.queues()) <= len(board.requests)
+        self._board.check()
 
     # -------------------------------------------------------------- arrival to queue
 
@@ -205,6 +197,9 @@ class Core:
         request.ttft_target_s = board.planner.ttft_target_s(event.spec)
         board.requests[event.rid] = request
         refusal = board.settings.admission.refuse_arrival(request, board.pools, board.queues())
+        if refusal is not None and board.walk_due is not None:
+            board.walk(now)  # it may make room
+            refusal = board.settings.admission.refuse_arrival(request, board.pools, board.queues())
         if refusal is not None:
             board.refuse(request, refusal, now)
         elif event.spec.tokenize:
@@ -212,25 +207,6 @@ class Core:
             board.effects.append(Tokenize(event.rid))
         else:
             self._admit(request, now)
-
-    def _adopted(self, event: Adopted, now: float) -> None:
-        """Take over what another scheduler began: count its leases and wait for its legs to end."""
-        board = self._board
-        leases = [lease for lease in (event.prefill, event.decode) if lease is not None]
-        assert leases, f"{event.rid} has nothing to adopt"
-        request = Request(event.rid, event.spec, now)
-        board.requests[event.rid] = request
-        known = all(board.ledger.get(lease.worker) is not None for lease in leases)
-        if event.prefill is not None and event.decode is not None:
-            request.prefill_stage = Stage.PREFILL_RUNNING
-        request.move(On.ADOPTED_DECODE if event.decode is not None else On.ADOPTED_PREFILL, now)
-        if not known:
-            board.effects.extend(map(Abort, leases))
-            board.fail(request, ErrorCode.NO_WORKER, "The worker of this request is no member any more.", now)
-            return
-        request.first_token_at = now if event.first_token else None
-        request.answering = event.first_token and event.decode is not None
-        board.planner.adopt(request, event.prefill, event.decode, event.handoff_from, now)
 
     def _tokenized(self, event: Tokenized, now: float) -> None:
         board = self._board
@@ -259,6 +235,9 @@ class Core:
         board.plan(now, changed=False)
         if request.stage in WAITING:
             refusal = self._refuse_wait(request, now)
+            if refusal is not None and board.walk_due is not None:
+                board.walk(now)  # it may find a worker, or those before it may
+                refusal = self._refuse_wait(request, now) if request.stage in WAITING else None
             if refusal is not None:
                 board.refuse(request, refusal, now)
 
@@ -407,6 +386,8 @@ class Core:
             while (rid := queue.overdue(now)) is not None:
                 self._give_up(board.requests[rid], now)
         board.plan(now, changed=freed)
+        if board.walk_due is not None:
+            board.walk(now)
 
     def _give_up(self, request: Request, now: float) -> None:
         board = self._board

@@ -55,6 +55,8 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._at_once: asyncio.Handle | None = None
+        """A tick is due as soon as all that is ready now has been heard."""
 
     def connect(self, perform: Callable[[Effect], None]) -> None:
         """Say who carries effects out."""
@@ -83,6 +85,9 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._at_once is not None:
+            self._at_once.cancel()
+            self._at_once = None
 
     def _step(self, event: Event) -> None:
         now = _monotonic()  # the loop's own clock stands still within one turn
@@ -115,16 +120,26 @@ class Driver:
             self._inbox.append(Cancelled(rid))
 
     def _arm(self) -> None:
+        if self._at_once is not None:
+            return
         at = self.core.next_wakeup()
         if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        delay = at - _monotonic()
+        if delay <= 0.0:
+            self._at_once = self._loop.call_soon(self._tick_at_once)
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_later(max(0.0, at - _monotonic()), self._tick)
+        self._timer = self._loop.call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
+        self.post(Tick())
+
+    def _tick_at_once(self) -> None:
+        self._at_once = None
         self.post(Tick())
 
 

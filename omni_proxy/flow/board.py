@@ -51,6 +51,8 @@ from omni_proxy.scheduler.queue import WaitingQueue
 
 _OUTCOMES: Final[Mapping[On, Outcome]] = {On(outcome.value): outcome for outcome in Outcome}
 WAITING: Final = (Stage.PREFILL_WAITING, Stage.DECODE_WAITING)
+MANY: Final = 8
+"""From so many that wait on, one walk of the queues serves all events of an instant."""
 
 
 class Board:
@@ -70,6 +72,8 @@ class Board:
         self.requests: dict[str, Request] = {}
         self.effects: list[Effect] = []
         self.now = 0.0
+        self.walk_due: float | None = None
+        """The instant of the first event after which the queues have not been walked yet; None: they have."""
 
     def current(self, lease: Lease) -> Request | None:
         """The request that holds this very lease; None for a message of an earlier attempt or an ended request."""
@@ -104,12 +108,25 @@ class Board:
             self.planner.wait(request, deadline, first)
 
     def plan(self, now: float, changed: bool = True) -> None:
-        """Send those that wait, as far as there is room. `changed`: something came free, or somebody came."""
+        """Send those that wait, as far as there is room. `changed`: something came free, or somebody came.
+
+        A walk costs as much as some events together. So where many wait it is left to the tick that is asked for at
+        once: whatever else has come by then shares it.
+        """
+        planner = self.planner
         if changed:
-            self.planner.changed()
-        self.planner.review(now)
-        if not (self.planner.prefill_queue.waits or self.planner.decode_queue.waits):
-            return
+            planner.changed()
+        planner.review(now)
+        waiting = len(planner.prefill_queue.waits) + len(planner.decode_queue.waits)
+        if waiting >= MANY:
+            if self.walk_due is None and planner.is_due(now):
+                self.walk_due = now
+        elif waiting:
+            self.walk(now)
+
+    def walk(self, now: float) -> None:
+        """Send those that wait now, as far as there is room."""
+        self.walk_due = None
         for request in self.planner.plan(now):
             self.start(request, now)
 
@@ -233,6 +250,19 @@ class Board:
     def queues(self) -> tuple[WaitingQueue, WaitingQueue]:
         """The lines for P and for D."""
         return self.planner.prefill_queue, self.planner.decode_queue
+
+    def check(self) -> None:
+        """Raise AssertionError unless workers hold exactly what live requests hold."""
+        self.ledger.check()
+        held = {lease for r in self.requests.values() for lease in live_leases(r)}
+        assert set(self.ledger.leases()) == held, "leases out without a live request, or the reverse"
+        kept = {r.rid for r in self.requests.values() if r.handoff_from is not None}
+        assert set(self.ledger.holds()) <= kept, "KV held for a request that will not pull it"
+        for request in self.requests.values():
+            queued = [q for q in self.queues() if request.rid in q]
+            waits = request.stage in WAITING
+            assert len(queued) == int(waits), f"{request.rid} in {request.stage.name}: in {len(queued)} queues"
+        assert sum(len(q) for q in self.queues()) <= len(self.requests)
 
 
 def live_leases(request: Request) -> list[Lease]:

@@ -164,14 +164,17 @@ class Planner:
         at = sooner(self._opening, self._roles.look_at)
         return sooner(self.prefill.wake_at, at) if self.prefill_queue.waits else at
 
+    def is_due(self, now: float) -> bool:
+        """Has anything happened that could let one of those that wait go?"""
+        return self._changed or ((at := self.next_wakeup()) is not None and at <= now)
+
     def plan(self, now: float) -> Iterator[Request]:
         """Grant leases to waiting requests, as far as anything has changed since the last time.
 
         Yields each request after its leases are booked. Requests whose prefill is done go before new ones: their KV
         occupies a prefill worker until they are placed.
         """
-        wakeup = self.next_wakeup()
-        if not self._changed and (wakeup is None or now < wakeup):
+        if not self.is_due(now):
             return
         self._changed = False
         self.ledger.start_slowly(now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.config import ConfigError, parse
-from omni_proxy.messages import Arrived, StartPrefill, WorkerDown
+from omni_proxy.messages import Arrived, StartPrefill, Tick, WorkerDown
 from omni_proxy.scheduler.buckets import Buckets
 from omni_proxy.scheduler.ledger import Ledger
 from omni_proxy.scheduler.settings import LengthBucket, SchedulingSettings
@@ -46,7 +46,8 @@ def test_prompts_stay_in_their_bucket_until_another_is_better_by_the_overflow() 
             if isinstance(effect, StartPrefill):
                 sent.append(effect.lease.worker)
     assert set(sent) == {"p0", "p1"}, "the others wait for them: p2 is not better by half a second"
-    (start,) = [e for e in core.handle(Arrived("long", spec(30_000)), 0.0) if isinstance(e, StartPrefill)]
+    effects = core.handle(Arrived("long", spec(30_000)), 0.0) + core.handle(Tick(), 0.0)
+    (start,) = [e for e in effects if isinstance(e, StartPrefill)]
     assert start.lease.worker == "p2"
 
 

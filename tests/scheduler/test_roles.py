@@ -104,6 +104,7 @@ def test_who_turns_ends_what_it_has_and_gets_nothing_new() -> None:
     rid = "a" if turning.name == "m1" else "b"
     core.handle(FirstToken(d(rid, 2, turning.name)), 4.1)
     core.handle(DecodeDone(d(rid, 2, turning.name)), 4.6)
+    core.handle(Tick(), 4.6)
     assert (turning.role, turning.turns_to) == (Role.PREFILL, None)
     assert turning.seqs > 0, "and then it has prompts to compute"
     core.check()
