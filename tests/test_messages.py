@@ -57,6 +57,7 @@ from omni_proxy.messages import (
     WorkerSpec,
     WorkerUp,
 )
+from omni_proxy.messages.packed import pack, unpack
 from omni_proxy.messages.wire import from_wire, to_wire, wire_type
 
 P, D = Lease("r", 1, "p0", Leg.PREFILL), Lease("r", 2, "d0", Leg.DECODE)
@@ -163,3 +164,48 @@ def test_leases_are_compared_by_what_they_say() -> None:
     assert hash(same) == hash(P)
     others = (Lease("q", 1, "p0", Leg.PREFILL), D, Lease("r", 1, "p1", Leg.PREFILL), Lease("r", 1, "p0", Leg.DECODE))
     assert P not in others
+
+
+USUAL = [message for message in [*EVENTS, *EFFECTS] if not isinstance(message, msgspec.Struct)]
+FULL = [
+    Arrived("r", RequestSpec("m", "chat", 1, None, False, 0, False, "", "", True, True, "s", 1.5, 0.25)),
+    PrefillDone(P, False, True, Usage()),
+    StartDecode(D, "p0", 7.5),
+    Close("r", Outcome.COMPLETED, RECORD),
+]
+
+
+def _packed_and_back(message: object) -> object:
+    row = pack(message)
+    assert row is not None
+    return unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(row)))
+
+
+@pytest.mark.parametrize("message", [*USUAL, *FULL], ids=lambda m: type(m).__name__)
+def test_what_every_request_brings_comes_back_from_its_row(message: object) -> None:
+    back = _packed_and_back(message)
+    assert type(back) is type(message)
+    assert back == message
+
+
+def test_words_come_back_as_the_words_they_were() -> None:
+    close = _packed_and_back(EFFECTS[-1])
+    assert isinstance(close, Close)
+    assert type(close.outcome) is Outcome
+    assert type(close.error) is ErrorCode
+    assert close.failed is not None
+    assert close.failed.leg is Leg.DECODE
+    assert [type(stage) for stage, _, _ in close.record.marks] == [Stage, Stage]
+    assert close.record.mode is Mode.SEQUENTIAL
+    assert close.record.placements[0].leg is Leg.PREFILL
+
+
+@pytest.mark.parametrize("message", [m for m in [*EVENTS, *EFFECTS] if isinstance(m, msgspec.Struct)], ids=repr)
+def test_the_rest_has_no_row(message: object) -> None:
+    assert pack(message) is None
+
+
+@pytest.mark.parametrize("row", [[], [0], [99, "r"], ["a"], [2, "r", 1], [2, "r", 1, "p0", 7], [8]])
+def test_what_is_no_row_is_said_to_be_none(row: list[object]) -> None:
+    with pytest.raises((TypeError, ValueError, IndexError, KeyError)):
+        unpack(row)

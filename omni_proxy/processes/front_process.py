@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 from omni_proxy.access.shared import Counts
 from omni_proxy.api.exchange import Exchange
@@ -19,9 +19,10 @@ from omni_proxy.errors import ErrorCode
 from omni_proxy.halves import Front
 from omni_proxy.messages import Adopted, Arrived, Close, Event, Lease, Leg, Outcome, RequestRecord, RequestSpec
 from omni_proxy.observe.edge_news import EdgeNews
-from omni_proxy.processes.link import EdgeRejected, FromScheduler, Goodbye, Hello, Link, Members, front_decoder
+from omni_proxy.processes.link import Link
 from omni_proxy.processes.pass_on import PassOn
 from omni_proxy.processes.run_dir import RunDir
+from omni_proxy.processes.words import EdgeRejected, FromScheduler, Goodbye, Hello, Members, front_decoder
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class FrontProcess:
 
     def __init__(self, config: Config, run_dir: RunDir, slot: int = 0) -> None:
         self._run_dir = run_dir
-        self._link: Link[FromScheduler] | None = None
+        self._link: Link | None = None
         self._waiting: list[Event] = []
         """Events that no scheduler has heard: those of requests that the last one had placed come first."""
         self._lost_link = asyncio.Event()
@@ -69,16 +70,16 @@ class FrontProcess:
             # A pause also before the first try: a scheduler that ends every link must not be asked without end.
             await asyncio.sleep(RECONNECT_S)
             try:
-                _, link = await loop.create_unix_connection(self._new_link, str(self._run_dir.link))
+                _, made = await loop.create_unix_connection(self._new_protocol, str(self._run_dir.link))
             except OSError:
                 continue
             self._lost_link.clear()
-            self._begin(link)
+            self._begin(cast("Link", made))
 
-    def _new_link(self) -> Link[FromScheduler]:
-        return Link(front_decoder(), self._received, self._lost)
+    def _new_protocol(self) -> asyncio.Protocol:
+        return cast("asyncio.Protocol", Link(front_decoder(), self._received, self._lost))
 
-    def _begin(self, link: Link[FromScheduler]) -> None:
+    def _begin(self, link: Link) -> None:
         """The first words to a scheduler: who we are, what runs here, what has happened since."""
         link.send(Hello(self.front.edge.prefix))
         waiting, self._waiting = self._waiting, []
@@ -86,7 +87,7 @@ class FrontProcess:
             link.send(event)
         self._link = link
 
-    def _lost(self, link: Link[FromScheduler]) -> None:
+    def _lost(self, link: Link) -> None:
         if link is not self._link:
             return
         logger.warning("the scheduler is gone; %d requests go on without it", len(self.front.edge.exchanges))
@@ -95,7 +96,7 @@ class FrontProcess:
         self._waiting = [event for x in list(self.front.edge.exchanges.values()) if (event := self._as_it_stands(x))]
         self._lost_link.set()
 
-    def _received(self, link: Link[FromScheduler], messages: Sequence[FromScheduler]) -> None:
+    def _received(self, link: Link, messages: Sequence[FromScheduler]) -> None:
         perform = self.front.edge.perform
         for message in messages:
             if isinstance(message, Members):

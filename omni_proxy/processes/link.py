@@ -1,7 +1,8 @@
 """The socket between a front and the scheduler: batches of messages, each frame a length and a msgpack array.
 
 What is sent within one turn of the event loop leaves as one frame: under load a frame carries many messages, so that
-the price of a system call is shared.
+the price of a system call is shared. In a frame what every request brings is a row (`messages.packed`), and the rest
+the bytes of a tagged struct.
 """
 
 from __future__ import annotations
@@ -9,65 +10,43 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, cast
 
 import msgspec
 
-from omni_proxy.messages import Effect, Event
-from omni_proxy.messages.wire import from_wire, to_wire, wire_type
-from omni_proxy.observe.edge_news import EdgeNews
-from omni_proxy.workers.member import Member
+from omni_proxy.messages.packed import pack, unpack
 
 MAX_FRAME_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("!I")
+_LENGTH_BYTES: Final = 4
+_NO_MESSAGE: Final = (msgspec.MsgspecError, TypeError, ValueError, IndexError, KeyError)
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A front's first word: the prefix of all its request ids."""
+class Link:
+    """One end. `received` gets each batch of messages in order; `lost` is called once.
 
-    rid_prefix: str
-
-
-class Goodbye(msgspec.Struct, frozen=True, tag=True):
-    """A front's last word: it ends because it was asked to."""
-
-
-class EdgeRejected(msgspec.Struct, frozen=True, tag=True):
-    """A front refused a request that the core never heard of; for the metrics."""
-
-    endpoint: str
-    error: str
-
-
-class Members(msgspec.Struct, frozen=True, tag=True):
-    """All members, whenever one comes, goes or moves."""
-
-    members: tuple[Member, ...]
-
-
-FromFront = Hello | Goodbye | EdgeRejected | EdgeNews | Event
-FromScheduler = Members | Effect
-
-Received = TypeVar("Received")
-
-
-class Link(asyncio.Protocol, Generic[Received]):
-    """One end. `received` gets each batch of messages in order; `lost` is called once."""
+    An asyncio protocol by its methods, not by its base: without one its attributes compile to struct fields.
+    """
 
     def __init__(
         self,
-        decoder: msgspec.msgpack.Decoder[list[Any]],
-        received: Callable[[Link[Received], Sequence[Received]], None],
-        lost: Callable[[Link[Received]], None],
+        decoder: msgspec.msgpack.Decoder[Any],
+        received: Callable[[Link, Sequence[Any]], None],
+        lost: Callable[[Link], None],
     ) -> None:
-        self._decoder = decoder
+        """`decoder` reads the structs that the other side sends."""
+        self._rare = decoder
+        self._rows: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
         self._received = received
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._out: list[Any] = []
-        self._in = bytearray()
+        self._in: list[bytes] = []
+        """The parts of a frame that has begun to come, `_have` bytes of at least `_needs`."""
+        self._have = 0
+        self._needs = 0
 
     @property
     def connected(self) -> bool:
@@ -79,7 +58,8 @@ class Link(asyncio.Protocol, Generic[Received]):
             return
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(to_wire(message))
+        row = pack(message)
+        self._out.append(self._encoder.encode(message) if row is None else row)
 
     def close(self) -> None:
         """Flush what is queued and end the connection."""
@@ -88,7 +68,8 @@ class Link(asyncio.Protocol, Generic[Received]):
             self._transport.close()
 
     def _flush(self) -> None:
-        out, self._out = self._out, []
+        out = self._out
+        self._out = []
         if out and self._transport is not None:
             frame = self._encoder.encode(out)
             self._transport.write(_LENGTH.pack(len(frame)) + frame)
@@ -99,25 +80,46 @@ class Link(asyncio.Protocol, Generic[Received]):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._in += data
-        at = 0
-        while len(self._in) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._in, at)
-            end = at + _LENGTH.size + length
-            if length > MAX_FRAME_BYTES:
+        if self._in:
+            self._in.append(data)
+            self._have += len(data)
+            if self._have < self._needs:
+                return
+            data = b"".join(self._in)
+            self._in = []
+        at, needs = 0, _LENGTH_BYTES
+        while len(data) - at >= _LENGTH_BYTES:
+            begin = at + _LENGTH_BYTES
+            end = begin + int.from_bytes(data[at:begin], "big")
+            if end - begin > MAX_FRAME_BYTES:
                 self._break()
                 return
-            if len(self._in) < end:
+            if len(data) < end:
+                needs = end - at
                 break
-            frame = bytes(self._in[at + _LENGTH.size : end])
             at = end
             try:
-                messages: list[Received] = [from_wire(read) for read in self._decoder.decode(frame)]
-            except msgspec.DecodeError:
+                messages = self._read(data[begin:end])
+            except _NO_MESSAGE:
                 self._break()
                 return
             self._received(self, messages)
-        del self._in[:at]
+        if at < len(data):
+            self._in.append(data[at:])
+            self._have, self._needs = len(data) - at, needs
+
+    def _read(self, frame: bytes) -> list[Any]:
+        items: list[Any] = self._rows.decode(frame)
+        return [self._rare.decode(item) if type(item) is bytes else unpack(item) for item in items]
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """The other side is slow: what waits for it lies in memory in any case."""
+
+    def resume_writing(self) -> None:
+        return
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -128,13 +130,3 @@ class Link(asyncio.Protocol, Generic[Received]):
         """The other side does not speak our language: nothing that it says can be trusted."""
         if self._transport is not None:
             self._transport.abort()
-
-
-def front_decoder() -> msgspec.msgpack.Decoder[list[Any]]:
-    """Reads what a scheduler sends: `FromScheduler`, as it is on the wire."""
-    return msgspec.msgpack.Decoder(list[wire_type(FromScheduler)])  # type: ignore[misc]
-
-
-def scheduler_decoder() -> msgspec.msgpack.Decoder[list[Any]]:
-    """Reads what a front sends: `FromFront`, as it is on the wire."""
-    return msgspec.msgpack.Decoder(list[wire_type(FromFront)])  # type: ignore[misc]

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
@@ -19,8 +20,9 @@ from omni_proxy.config import Config
 from omni_proxy.halves import Scheduling
 from omni_proxy.messages import Abort, Effect, FrontLost, Prewarm, StartDecode, StartPrefill
 from omni_proxy.observe.edge_news import EdgeNews
-from omni_proxy.processes.link import EdgeRejected, FromFront, Goodbye, Hello, Link, Members, scheduler_decoder
+from omni_proxy.processes.link import Link
 from omni_proxy.processes.run_dir import RunDir
+from omni_proxy.processes.words import EdgeRejected, FromFront, Goodbye, Hello, Members, scheduler_decoder
 from omni_proxy.workers.member import Member
 
 logger = logging.getLogger(__name__)
@@ -37,15 +39,15 @@ class SchedulerProcess:
         self.scheduling = Scheduling(config)
         self.scheduling.driver.connect(self._perform)
         self.scheduling.membership.on_change(self._tell_members)
-        self._links: dict[Link[FromFront], str] = {}
-        self._by_prefix: dict[str, Link[FromFront]] = {}
-        self._leaving: set[Link[FromFront]] = set()
+        self._links: dict[Link, str] = {}
+        self._by_prefix: dict[str, Link] = {}
+        self._leaving: set[Link] = set()
 
     async def serve(self, run_dir: RunDir, stop: asyncio.Event) -> None:
         """Serve fronts until `stop`."""
         for worker in self._config.workers:
             self.scheduling.membership.add(worker)
-        server = await asyncio.get_running_loop().create_unix_server(self._new_link, str(run_dir.link))
+        server = await asyncio.get_running_loop().create_unix_server(self._new_protocol, str(run_dir.link))
         app = QuietServer(_app_config(self.scheduling.app, run_dir.app))
         serving = asyncio.create_task(app.serve(), name="app")
         try:
@@ -63,30 +65,36 @@ class SchedulerProcess:
 
     # ------------------------------------------------------------------- from fronts
 
-    def _new_link(self) -> Link[FromFront]:
-        return Link(scheduler_decoder(), self._received, self._lost)
+    def _new_protocol(self) -> asyncio.Protocol:
+        return cast("asyncio.Protocol", Link(scheduler_decoder(), self._received, self._lost))
 
-    def _received(self, link: Link[FromFront], messages: Sequence[FromFront]) -> None:
+    def _received(self, link: Link, messages: Sequence[FromFront]) -> None:
         post = self.scheduling.driver.post
         for message in messages:
-            if isinstance(message, Hello):
-                self._welcome(link, message.rid_prefix)
-            elif isinstance(message, Goodbye):
-                self._leaving.add(link)
-            elif isinstance(message, EdgeRejected):
-                self.scheduling.tallies.rejected_at_edge(message.endpoint, message.error)
-            elif isinstance(message, EdgeNews):
-                self.scheduling.tallies.edge_counted(message)
+            if isinstance(message, (Hello, Goodbye, EdgeRejected, EdgeNews)):
+                self._told(link, message)
             else:
                 post(message)
 
-    def _welcome(self, link: Link[FromFront], prefix: str) -> None:
+    def _told(self, link: Link, message: Hello | Goodbye | EdgeRejected | EdgeNews) -> None:
+        """What is not for the core."""
+        match message:
+            case Hello(rid_prefix):
+                self._welcome(link, rid_prefix)
+            case Goodbye():
+                self._leaving.add(link)
+            case EdgeRejected(endpoint, error):
+                self.scheduling.tallies.rejected_at_edge(endpoint, error)
+            case EdgeNews():
+                self.scheduling.tallies.edge_counted(message)
+
+    def _welcome(self, link: Link, prefix: str) -> None:
         logger.info("front %s is here", prefix)
         self._links[link] = prefix
         self._by_prefix[prefix] = link
         link.send(Members(self.scheduling.membership.members()))
 
-    def _lost(self, link: Link[FromFront]) -> None:
+    def _lost(self, link: Link) -> None:
         prefix = self._links.pop(link, None)
         if prefix is not None and self._by_prefix.get(prefix) is link:
             del self._by_prefix[prefix]
@@ -100,7 +108,7 @@ class SchedulerProcess:
     # --------------------------------------------------------------------- to fronts
 
     def _perform(self, effect: Effect) -> None:
-        rid = effect.lease.rid if isinstance(effect, StartPrefill | StartDecode | Abort | Prewarm) else effect.rid
+        rid = effect.lease.rid if isinstance(effect, (StartPrefill, StartDecode, Abort, Prewarm)) else effect.rid
         link = self._by_prefix.get(rid[:RID_PREFIX])
         if link is not None:
             link.send(effect)
