@@ -128,10 +128,10 @@ def callback_server(config: Config, edge: Edge) -> CallbackServer | None:
         return None
     host = wanted.listen_host or wanted.host
     try:
-        server = CallbackServer(edge.asked, host, wanted.port, wanted.host)
+        server = CallbackServer(edge.starter.asked, host, wanted.port, wanted.host)
     except OSError as exc:
         raise ConfigError(f"callbacks: cannot listen on {host}:{wanted.port}: {exc.strerror or exc}") from exc
-    edge.callback_url = server.url
+    edge.starter.callback_url = server.url
     return server
 
 

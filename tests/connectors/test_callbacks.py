@@ -19,7 +19,7 @@ LAYERWISE = PROTOCOLS["ascend-layerwise-parallel"]
 
 
 def place(pair: Pair) -> tuple[str, int]:
-    url = urlsplit(pair.rig.gateway.front.edge.callback_url)
+    url = urlsplit(pair.rig.gateway.front.edge.starter.callback_url)
     assert url.hostname is not None
     assert url.port is not None
     return url.hostname, url.port

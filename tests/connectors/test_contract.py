@@ -39,7 +39,7 @@ async def ask(pair: Pair, extra: bytes = b"", headers: dict[str, str] | None = N
 
 def matches(pattern: bytes, body: bytes, pair: Pair) -> dict[str, bytes]:
     """Check a body against a pattern; the parts that have names."""
-    port = str(urlsplit(pair.rig.gateway.front.edge.callback_url).port).encode()
+    port = str(urlsplit(pair.rig.gateway.front.edge.starter.callback_url).port).encode()
     pattern = pattern.replace(b"{b}", str(pair.bootstrap.port).encode()).replace(b"{c}", port)
     found = re.fullmatch(pattern, body)
     assert found is not None, (pattern, body)
