@@ -162,7 +162,8 @@ class Bench:
         command, pinned = gateway.command(place), cpus or self.gateway_cpus
         with procs.Proc(command, pinned, folder / "log") as proc:
             subject = Subject(self, gateway, proc, port)
-            subject.wait_until_ready()
+            # Connections are divided among those that listen when they come.
+            subject.wait_until_ready(processes if gateway.family == "omni" else 1)
             yield subject
 
     def load(self, port: int, **options: float | bool) -> Load:
@@ -216,11 +217,11 @@ class Subject:
         assert self.proc is not None
         return procs.memory_mb(self.proc.pids())
 
-    def wait_until_ready(self) -> None:
-        """Returns when whole requests with both legs pass, several times in a row."""
+    def wait_until_ready(self, listeners: int) -> None:
+        """Returns when whole requests with both legs pass, several times in a row, and so many sockets listen."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         good = 0
-        while good < 4:
+        while good < 4 or procs.listeners(Path("/proc/net/tcp").read_text(), self.port) < listeners:
             if self.proc is not None and not self.proc.alive():
                 raise Failed(f"ended while starting: {_last_line(self.proc.log)}")
             if time.monotonic() > deadline:

@@ -15,6 +15,8 @@ from typing import Self
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _GRACE_S = 2.0
+_LISTEN = "0A"
+"""The state of a socket that listens, as `/proc/net/tcp` says it (include/net/tcp_states.h)."""
 
 
 def parse_stat(text: str) -> list[str]:
@@ -98,6 +100,12 @@ def parse_busy_ticks(line: str) -> int:
     """Ticks of a cpu line of /proc/stat that were neither idle nor waiting for disks."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, line.split()[1:9])
     return user + nice + system + irq + softirq + steal
+
+
+def listeners(table: str, port: int) -> int:
+    """How many sockets listen on a port, by the text of `/proc/net/tcp`."""
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return sum(row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port for row in rows)
 
 
 class Proc:

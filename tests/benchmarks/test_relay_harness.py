@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -44,6 +45,13 @@ class TestProc:
 
     def test_busy_ticks_leave_out_idle_and_iowait(self) -> None:
         assert procs.parse_busy_ticks("cpu0 1 2 3 1000 500 4 5 6 0 0") == 21
+
+    def test_listeners_are_counted_by_port_and_state(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port)):
+                assert procs.listeners(Path("/proc/net/tcp").read_text(), port) == 1
+        assert procs.listeners(Path("/proc/net/tcp").read_text(), port) == 0
 
     def test_clock_of_another_process_is_its_cpu_time(self) -> None:
         reaped = resource.getrusage(resource.RUSAGE_CHILDREN)  # what other tests had compiled
