@@ -63,7 +63,9 @@ class Scheduling(Section):
     elastic_roles: bool = False
     """Mixed workers prefill or decode, and change sides as the load does; else each does both for its requests."""
     aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = 0
-    """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; null: decided by cost."""
+    """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; null: decided by cost.
+
+    By cost, answers lose nothing as long as their worker's step stays within `tpot_limit_s`."""
 
     @model_validator(mode="after")
     def _weights_weigh(self) -> Self:

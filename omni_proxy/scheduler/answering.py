@@ -83,8 +83,8 @@ class AnswerPlan:
     def place_alone(self, request: Request, soonest: Soonest, now: float) -> bool:
         """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
 
-        It is worth it unless the prompt makes a step of the worker half as long again at most, so that no answer made
-        there is held up much, and is ready sooner by more than all those answers lose together.
+        It is worth it where the prompt is ready sooner by more than all answers made there lose together, and holds up
+        none of them much: by half a step at most. Answers that have a limit lose nothing while the step is within it.
         """
         pool = self._pools.of(request.model)
         limit = self._aggregate_below
@@ -117,14 +117,19 @@ class AnswerPlan:
 
     def _worth_alone(self, request: Request, choice: AnswerChoice, pool: Pool, soonest: Soonest, now: float) -> bool:
         worker, tokens = choice.worker, request.prompt_tokens - choice.cached
-        step_s = worker.decoding.cost.step_s(worker.seqs, worker.kv_tokens)
+        if worker.prefill_tokens:
+            return False
+        seqs, kv_tokens = worker.seqs + worker.other_seqs, worker.kv_tokens + worker.other_kv_tokens
+        step_s = worker.decoding.cost.step_s(seqs, kv_tokens)
         added_s = worker.backlog.cost.added_s(tokens, choice.cached)
-        if worker.prefill_tokens or added_s > _MOST_ADDED * step_s:
+        limit_s = min(self._booking.targets.tpot_s(request.spec), worker.step_limits.tightest)
+        unlimited = worker.seqs - len(worker.step_limits)
+        if step_s + added_s > limit_s or ((unlimited or limit_s == inf) and added_s > _MOST_ADDED * step_s):
             return False
         if not pool.prefill:
             return True
         sooner_s = soonest(request, now) - now + self._booking.learning.handoff_s - choice.prefill_s
-        return sooner_s > added_s * worker.seqs
+        return sooner_s > added_s * unlimited
 
     def _grant(self, request: Request, choice: AnswerChoice, now: float) -> None:
         prefill_tokens = 0

@@ -35,15 +35,21 @@ class Targets:
 class StepLimits:
     """The limits of all answers that one worker makes, of which the tightest holds for its steps."""
 
-    __slots__ = ("_counts", "tightest")
+    __slots__ = ("_counts", "_total", "tightest")
 
     def __init__(self) -> None:
         self._counts: dict[float, int] = {}
+        self._total = 0
         self.tightest = inf
+
+    def __len__(self) -> int:
+        """How many of them have a limit."""
+        return self._total
 
     def add(self, limit_s: float) -> None:
         """One more answer; an infinite limit is none."""
         if limit_s < inf:
+            self._total += 1
             self._counts[limit_s] = self._counts.get(limit_s, 0) + 1
             self.tightest = min(self.tightest, limit_s)
 
@@ -51,6 +57,7 @@ class StepLimits:
         """One less, of those that were added."""
         if limit_s == inf:
             return
+        self._total -= 1
         left = self._counts.get(limit_s, 0) - 1
         if left > 0:
             self._counts[limit_s] = left

@@ -21,6 +21,7 @@ _CHANGES: Final[tuple[tuple[str, dict[str, object]], ...]] = (
     ("the late before all", {"starved_share": 1.0}),
     ("nobody starves", {"starvation_timeout_s": 1e9}),
     ("handoff by cost", {"aggregate_below_tokens": None}),
+    ("handoff by cost, 50 ms", {"aggregate_below_tokens": None, "tpot_limit_s": 0.05}),
 )
 _IF_SET: Final[tuple[tuple[str, str, object], ...]] = (
     ("no TPOT limit", "tpot_limit_s", None),

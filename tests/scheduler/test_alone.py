@@ -60,3 +60,48 @@ def test_the_fixed_cost_of_a_pass_that_is_made_anyway_does_not_count() -> None:
     a, _, _ = cost.weights
     assert cost.added_s(300, 50) == pytest.approx(cost.seconds(300, 50) - a)
     assert cost.added_s(0, 0) == 0.0
+
+
+def limited(tpot_limit_s: float | None, **of_classes: float) -> Core:
+    settings = SchedulingSettings(
+        aggregate_below_tokens=None,
+        tpot_limit_s=tpot_limit_s,
+        tpot_limits_s={int(name[1:]): limit for name, limit in of_classes.items()},
+    )
+    return core_of("p0", "d0", scheduling=settings)
+
+
+def test_with_a_limit_a_step_may_take_as_long_as_that() -> None:
+    core = limited(0.05)
+    begun = first_leg(core, "a", 600, 0.0)  # 30 ms in a step of 15 ms
+    assert isinstance(begun, StartDecode)
+    core.handle(FirstToken(begun.lease), 0.05)
+    assert isinstance(first_leg(core, "b", 800, 0.1), StartPrefill)  # 40 ms
+    assert isinstance(first_leg(limited(0.02), "c", 120, 0.0), StartPrefill), "also a limit below half a step more"
+
+
+def test_answers_within_their_limit_lose_nothing() -> None:
+    """Short prompts are taken one after another, where without a limit a few answers stand against it."""
+    core = limited(0.05)
+    for number in range(30):
+        now = 0.1 * number
+        begun = first_leg(core, f"a{number}", 100, now)
+        assert isinstance(begun, StartDecode)
+        core.handle(FirstToken(begun.lease), now + 0.015)
+
+
+def test_the_tightest_limit_there_holds_for_prompts() -> None:
+    core = limited(0.05, c1=0.03)
+    (begun,) = core.handle(Arrived("tight", spec(100, priority=1)), 0.0)
+    assert isinstance(begun, StartDecode)
+    core.handle(FirstToken(begun.lease), 0.05)
+    assert isinstance(first_leg(core, "a", 600, 0.1), StartPrefill)
+
+
+def test_an_answer_without_a_limit_loses_what_a_prompt_takes() -> None:
+    core = limited(None, c1=0.05)
+    free = first_leg(core, "free", 100, 0.0)
+    assert isinstance(free, StartDecode)
+    core.handle(FirstToken(free.lease), 0.05)
+    (begun,) = core.handle(Arrived("limited", spec(600, priority=1)), 0.1)
+    assert isinstance(begun, StartPrefill), "half a step more at most"
