@@ -14,35 +14,17 @@ It knows neither gateways nor networks: whoever drives it asks `wake_at`, calls 
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 
 from omni_proxy.sim.block_cache import BlockCache, Removed
 from omni_proxy.sim.engine_model import EngineModel, pairs
 from omni_proxy.sim.engine_step import EngineCounters, Step
+from omni_proxy.sim.finishes import Finishes
 from omni_proxy.sim.job import Job, Where
+from omni_proxy.sim.notices import Notice, Notices
 
 Stored = Callable[[Job, list[int]], None]
-
-
-class Notice(Enum):
-    """What an engine tells of a job, at the instant at which it happens."""
-
-    PULL = auto()
-    """Room is taken for its KV: the transfer may begin."""
-    PREFILLED = auto()
-    """A P leg is computed; its KV is held until `release`."""
-    FIRST = auto()
-    """Its first token has been made."""
-    TOKEN = auto()
-    """One more token (only for an engine that tells every token)."""
-    FINISHED = auto()
-    """Its last token has been made (with `every_token`: after the notice for the token itself)."""
-
-
-Notices = list[tuple[Notice, Job]]
 
 
 class Engine:
@@ -75,7 +57,7 @@ class Engine:
         """Running jobs without a first token."""
         self._kv_running = 0
         """Context of all running jobs, in tokens."""
-        self._finishes: list[tuple[int, int, Job]] = []
+        self._finishes = Finishes()
         self._passes = 0
         """Decode passes since the beginning; a running job has made one token in each."""
         self._serial = 0
@@ -268,8 +250,7 @@ class Engine:
             self._preempt(chunks)
         if chunks or not self._running or self._newcomers or self._every_token:
             return 1
-        self._drop_stale_finishes()
-        ends_in = self._finishes[0][0] - self._passes
+        ends_in = self._finishes.first() - self._passes
         return max(1, min(ends_in, self.cache.room_tokens // len(self._running)))
 
     def _preempt(self, chunks: list[tuple[Job, int]]) -> None:
@@ -318,11 +299,9 @@ class Engine:
         for job in [job for job in running if job.aborted]:
             self._leave(job)
             self._free(job)
-        while self._finishes and self._finishes[0][0] <= self._passes:
-            _, serial, job = heapq.heappop(self._finishes)
-            if job.where is Where.RUNNING and job.joined_serial == serial:
-                self._leave(job)
-                self._finish(job)
+        while (ended := self._finishes.take(self._passes)) is not None:
+            self._leave(ended)
+            self._finish(ended)
 
     def _tell_every_token(self) -> None:
         for job in self._running:
@@ -379,8 +358,7 @@ class Engine:
         self._kv_running += job.prompt_tokens + job.generated
         if not job.told_first:
             self._newcomers += 1
-        finish = self._passes + job.output_tokens - job.generated
-        heapq.heappush(self._finishes, (finish, self._serial, job))
+        self._finishes.add(self._passes + job.output_tokens - job.generated, job)
 
     def _leave(self, job: Job) -> None:
         """Out of the batch, with the tokens made in it counted."""
@@ -413,13 +391,6 @@ class Engine:
         job.pinned = full
         if new:
             self._on_stored(job, new)
-
-    def _drop_stale_finishes(self) -> None:
-        while self._finishes:
-            _, serial, job = self._finishes[0]
-            if job.where is Where.RUNNING and job.joined_serial == serial:
-                return
-            heapq.heappop(self._finishes)
 
     def _note_peak(self) -> None:
         self.counters.kv_peak_tokens = max(self.counters.kv_peak_tokens, self.cache.used_tokens)

@@ -21,6 +21,34 @@ def next_turns(workload: Workload) -> dict[int, int]:
     return said or _by_prefix(workload)
 
 
+class NextTurns:
+    """What a gateway foresees: by the id of a request, what its next turn begins with, until that is forgotten."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._foreseen: dict[str, SimRequest] = {}
+        self._turns: dict[int, int] | None = None
+        """Made when it is asked for first."""
+
+    def __bool__(self) -> bool:
+        """Is anything foreseen?"""
+        return bool(self._foreseen)
+
+    def __getitem__(self, rid: str) -> SimRequest:
+        return self._foreseen[rid]
+
+    def foresee(self, rid: str, number: int) -> SimRequest:
+        """What the next turn of a request of the workload begins with, as a prompt; kept under the request's id."""
+        if self._turns is None:
+            self._turns = next_turns(self._workload)
+        request = self._foreseen[rid] = foreseen(self._workload, number, self._turns.get(number))
+        return request
+
+    def forget(self, rid: str) -> None:
+        """It is of no use any more, if it ever was foreseen."""
+        self._foreseen.pop(rid, None)
+
+
 def _by_prefix(workload: Workload) -> dict[int, int]:
     open_ends: dict[tuple[int, int], int] = {}
     """By the number of whole blocks and the last of them."""

@@ -63,3 +63,10 @@ class Run:
     ended_at: float = 0.0
     events: int = 0
     outages: tuple[Outage, ...] = ()
+
+    def sample(self, now: float, waiting: int, tokens: int) -> None:
+        """Note how things stand; so many requests with so many prompt tokens wait in the gateway."""
+        engines = self.engines
+        running = tuple(e.running for e in engines)
+        kv_tokens = tuple(e.cache.used_tokens for e in engines)
+        self.samples.append(Sample(now, waiting, tokens, sum(e.waiting for e in engines), running, kv_tokens))

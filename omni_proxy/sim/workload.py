@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
+from typing import Final
 
 from omni_proxy.apc.keys import UNIT_TOKENS
+from omni_proxy.messages import RequestSpec
+
+_MODEL_NAME: Final = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,20 @@ class SimRequest:
         """
         units = block_tokens // UNIT_TOKENS
         return tuple(chain.from_iterable(repeat(key, units) for key in self.full_blocks(block_tokens)))
+
+    def spec(self, rid: str) -> RequestSpec:
+        """What the core hears of it when it comes under this id."""
+        return RequestSpec(
+            _MODEL_NAME,
+            "/v1/chat/completions",
+            self.prompt_tokens,
+            max_tokens=self.output_tokens,
+            stream=True,
+            priority=self.priority,
+            tokenize=True,
+            external_id=rid,
+            tenant=self.tenant,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from omni_proxy.messages import (
     LegSent,
     PrefillDone,
     Prewarm,
-    RequestSpec,
     StartDecode,
     StartPrefill,
     Tick,
@@ -44,16 +43,17 @@ from omni_proxy.messages import (
 )
 from omni_proxy.sim.cluster import SimWorker, with_blocks
 from omni_proxy.sim.deaths import Deaths
-from omni_proxy.sim.engine import Engine, Notice, Notices
+from omni_proxy.sim.engine import Engine
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.job import Job
 from omni_proxy.sim.legs import Legs, SimLeg
-from omni_proxy.sim.next_turns import foreseen, next_turns
+from omni_proxy.sim.links import Links
+from omni_proxy.sim.next_turns import NextTurns
+from omni_proxy.sim.notices import Notice, Notices
 from omni_proxy.sim.outages import OutagePlan
-from omni_proxy.sim.run import CoreLike, Delays, Run, Sample
+from omni_proxy.sim.run import CoreLike, Delays, Run
 from omni_proxy.sim.workload import SimRequest, Workload
 
-MODEL_NAME: Final = "simulated"
 _NO_KV: Final = Failure(FailureKind.STATUS, "no KV", 500, answered=True)
 
 
@@ -82,15 +82,12 @@ class World:
         self._engines = tuple(map(self._engine, workers, repeat(workload.block_tokens)))
         self._models = tuple(w.model for w in workers)
         self._places = {w.spec.name: place for place, w in enumerate(workers)}
-        self._links = [0.0 for _ in workers]
-        """The instant from which each worker's link is free."""
+        self._links = Links(self._models)
         self._core = make_core(self._index)
         self._run = Run(workload, tuple(workers), self._engines, outages=self._outages.outages)
         self._requests: dict[str, SimRequest] = {}
         self._followers: dict[int, list[int]] = {}
-        self._next_turns: dict[int, int] | None = None
-        """Made when it is asked for first."""
-        self._foreseen: dict[str, SimRequest] = {}
+        self._ahead = NextTurns(workload)
         self._legs = Legs(workload.block_tokens)
         self._deaths = Deaths(self._outages, [w.spec for w in workers], self._at, self._tell, self._lose)
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
@@ -112,7 +109,7 @@ class World:
         while heap and len(self._run.records) < len(self._run.workload.requests):
             now, _, action = heapq.heappop(heap)
             while now >= next_sample:
-                self._sample(next_sample)
+                self._run.sample(next_sample, *self._core.waiting())
                 next_sample += step
             self._run.events += 1
             self._now = now
@@ -125,20 +122,6 @@ class World:
     def _at(self, instant: float, action: Callable[[float], None]) -> None:
         self._order += 1
         heapq.heappush(self._heap, (instant, self._order, action))
-
-    def _sample(self, now: float) -> None:
-        waiting, tokens = self._core.waiting()
-        engines = self._engines
-        self._run.samples.append(
-            Sample(
-                now,
-                waiting,
-                tokens,
-                sum(e.waiting for e in engines),
-                tuple(e.running for e in engines),
-                tuple(e.cache.used_tokens for e in engines),
-            )
-        )
 
     # --------------------------------------------------------------------- workload
 
@@ -153,18 +136,7 @@ class World:
         request = self._run.workload.requests[number]
         rid = f"r{number:07d}"
         self._requests[rid] = request
-        spec = RequestSpec(
-            MODEL_NAME,
-            "/v1/chat/completions",
-            request.prompt_tokens,
-            max_tokens=request.output_tokens,
-            stream=True,
-            priority=request.priority,
-            tokenize=True,
-            external_id=rid,
-            tenant=request.tenant,
-        )
-        self._tell(Arrived(rid, spec), now)
+        self._tell(Arrived(rid, request.spec(rid)), now)
 
     def _ended(self, close: Close, now: float) -> None:
         self._run.records.append(close.record)
@@ -199,7 +171,7 @@ class World:
         if self._tick_at is None or now < self._tick_at:
             return  # an earlier instant was asked for since, and its tick has come
         self._tick_at = None
-        if self._requests or self._foreseen:
+        if self._requests or self._ahead:
             self._tell(Tick(), now)
 
     def _perform(self, effect: Effect, now: float, inbox: list[Event]) -> None:
@@ -223,11 +195,11 @@ class World:
             case Abort(lease):
                 self._abort(lease, now)
                 if lease.leg is Leg.PREWARM:
-                    self._foreseen.pop(lease.rid, None)
+                    self._ahead.forget(lease.rid)
             case Foresee(rid):
                 self._foresee(rid, now)
             case Forget(rid):
-                self._foreseen.pop(rid, None)
+                self._ahead.forget(rid)
             case Prewarm(lease):
                 self._prewarm(lease, now)
             case Close():
@@ -244,16 +216,13 @@ class World:
     # -------------------------------------------------------------- computed ahead
 
     def _foresee(self, rid: str, now: float) -> None:
-        workload, number = self._run.workload, int(rid[1:])
-        if self._next_turns is None:
-            self._next_turns = next_turns(workload)
-        request = self._foreseen[rid] = foreseen(workload, number, self._next_turns.get(number))
-        told = Tokenized(rid, request.prompt_tokens, request.unit_keys(workload.block_tokens))
+        request = self._ahead.foresee(rid, int(rid[1:]))
+        told = Tokenized(rid, request.prompt_tokens, request.unit_keys(self._run.workload.block_tokens))
         delay = self._delays.tokenize_s + self._delays.tokenize_token_s * request.prompt_tokens
         self._at(now + delay, partial(self._tell, told))
 
     def _prewarm(self, lease: Lease, now: float) -> None:
-        self._send(self._legs.ahead(lease, self._foreseen[lease.rid], self._places[lease.worker]), now)
+        self._send(self._legs.ahead(lease, self._ahead[lease.rid], self._places[lease.worker]), now)
 
     # ------------------------------------------------------------------------- legs
 
@@ -339,13 +308,10 @@ class World:
             self._legs.waits_for_push(leg)
 
     def _transfer(self, leg: SimLeg, source: SimLeg, now: float) -> None:
-        """Move what D does not have yet; a link carries one transfer after another."""
+        """Move what D does not have yet."""
         tokens = leg.job.target - leg.job.cached_tokens
-        model = self._models[leg.engine]
-        begin = max(now, self._links[source.engine], self._links[leg.engine])
-        free = begin + model.transfer_s(tokens)
-        self._links[source.engine] = self._links[leg.engine] = free
-        self._at(free + model.link_s, partial(self._pulled, leg, source))
+        there_at = self._links.arrives_at(source.engine, leg.engine, tokens, now)
+        self._at(there_at, partial(self._pulled, leg, source))
 
     def _pulled(self, leg: SimLeg, source: SimLeg, now: float) -> None:
         if leg not in self._legs:
@@ -377,7 +343,7 @@ class World:
         """The connection that carried a leg was closed."""
         failure = Failure(FailureKind.CLOSED, "the worker died", answered=leg.shown)
         if leg.lease.leg is Leg.PREWARM:
-            self._foreseen.pop(leg.lease.rid, None)
+            self._ahead.forget(leg.lease.rid)
         elif leg.shown and self._outages.resume and leg.lease.rid in self._requests:
             self._tell(DecodeBroke(leg.lease, self._legs.goes_on(leg), failure), now)
             return
@@ -394,7 +360,7 @@ class World:
         if leg in self._legs:
             self._legs.done(leg)
             if leg.lease.leg is Leg.PREWARM:
-                self._foreseen.pop(leg.lease.rid, None)
+                self._ahead.forget(leg.lease.rid)
                 self._release(leg, now)
             usage = Usage(leg.job.prompt_tokens, None, leg.job.cached_tokens)
             self._tell(PrefillDone(leg.lease, handoff=True, usage=usage), now)

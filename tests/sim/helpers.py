@@ -10,10 +10,11 @@ import msgspec
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Effect, Event
 from omni_proxy.sim.cluster import make_cluster
-from omni_proxy.sim.engine import Engine, Notice
+from omni_proxy.sim.engine import Engine
 from omni_proxy.sim.engine_model import EngineModel
 from omni_proxy.sim.exact_index import ExactIndex
 from omni_proxy.sim.job import Job
+from omni_proxy.sim.notices import Notice
 from omni_proxy.sim.run import Run
 from omni_proxy.sim.workload import SimRequest, Workload
 from omni_proxy.sim.world import World

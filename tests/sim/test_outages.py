@@ -15,7 +15,7 @@ from omni_proxy.config import Config, ConfigError
 from omni_proxy.core import Core, CoreSettings
 from omni_proxy.messages import Event, Mode, Outcome, WorkerDown, WorkerUp
 from omni_proxy.sim.cluster import make_cluster
-from omni_proxy.sim.engine import Notice
+from omni_proxy.sim.notices import Notice
 from omni_proxy.sim.outages import Outage, OutagePlan, checked, outage_figures, parse_outage, random_outages
 from omni_proxy.sim.run import Run
 from omni_proxy.sim.setup import plan_for

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from math import ceil
 
-from omni_proxy.sim.engine import Engine, Notices
+from omni_proxy.sim.engine import Engine
 from omni_proxy.sim.job import Job
+from omni_proxy.sim.notices import Notices
 
 
 class EngineClock:

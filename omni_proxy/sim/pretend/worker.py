@@ -12,9 +12,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from omni_proxy.sim.engine import Engine, Notice, Notices
+from omni_proxy.sim.engine import Engine
 from omni_proxy.sim.http.server import Incoming, Reply, chunked
 from omni_proxy.sim.job import Job, Where
+from omni_proxy.sim.notices import Notice, Notices
 from omni_proxy.sim.pretend.answers import DONE
 from omni_proxy.sim.pretend.block_runs import block_runs
 from omni_proxy.sim.pretend.calls import CHAT, COMPLETIONS, Call, read_call
