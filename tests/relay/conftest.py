@@ -83,7 +83,7 @@ class Rig:
 
     def pumped(self) -> int:
         """How many streams are in the pump."""
-        pump = self.gateway.front.edge.pump
+        pump = self.gateway.front.edge.starter.pump
         return 0 if pump is None else len(pump)
 
     async def in_pump(self, count: int = 1) -> None:
