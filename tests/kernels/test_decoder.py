@@ -247,9 +247,14 @@ def check_that_rows_stand_alone(case: Case) -> None:
     assert together[:50].equal(whole)
 
 
-def test_nor_do_they_in_a_model_of_bfloat16(unit: str) -> None:
-    case = bfloat16_case()
-    check_that_rows_stand_alone(case)
+@pytest.mark.parametrize("shape", [(4, 2, 16, 4), (4, 2, 32, 4), (6, 6, 64, 16), (18, 6, 32, 16), (160, 2, 32, 32)])
+def test_nor_do_they_in_a_model_of_bfloat16(
+    unit: str, shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(("HEADS", "KV_HEADS", "DIM", "SIZE"), shape, strict=True):
+        monkeypatch.setitem(globals(), name, value)
+    check_that_rows_stand_alone(bfloat16_case())
+    test_a_model_of_bfloat16_stays_close(unit)
 
 
 @pytest.mark.parametrize("row_bits", [0, 8, 16])

@@ -17,7 +17,7 @@ struct Attend {
     const omni_cache* cache;
     float scale;
     float* out;      // [rows, q_heads * value_dim]
-    bool pairs;      // queries may be rounded to bfloat16 where the keys are of it, and multiplied by pairs
+    bool pairs, tiles;  // queries may be rounded to bfloat16 where the keys are of it, and multiplied by pairs; on AMX tiles
 };
 
 // Queries and keys are multiplied by values, or by pairs of bfloat16. A pair takes a float's place: as many bytes, and
@@ -321,14 +321,14 @@ INLINE void begin_block(const Attend& a, const Block& b, bool pairs, int64_t wid
     }
 }
 
-INLINE void end_block(const Attend& a, const Block& b, bool halves, int64_t padded, const AttendScratch& t) {
+INLINE void end_block(const Attend& a, const Block& b, bool halves, int64_t padded, const float* o, const float* sum) {
     const int64_t group = a.q_heads / a.cache->heads, width = a.cache->value_dim, each = b.rows * group;
     for (int64_t v = 0; v < b.heads * each; v++) {
         const int64_t head = b.head + v / each, m = v % each;
         float* out = a.out + ((b.r0 + m / group) * a.q_heads + head * group + m % group) * width;
-        const float inverse = 1.0f / t.sum[v];
-        if (halves) join_halves(t.o + v * padded, inverse, width, out);
-        else for (int64_t d = 0; d < width; d++) out[d] = t.o[v * padded + d] * inverse;
+        const float inverse = 1.0f / sum[v];
+        if (halves) join_halves(o + v * padded, inverse, width, out);
+        else for (int64_t d = 0; d < width; d++) out[d] = o[v * padded + d] * inverse;
     }
 }
 
@@ -360,57 +360,5 @@ static void attend_block(const Attend& a, const Block& b, AttendScratch& t) {
             else attend_head<float, OMNI_F32>(t, x, vectors, coming);
         }
     }
-    end_block(a, b, tile.halves, padded, t);
-}
-
-constexpr int64_t VECTORS = 64;  // query vectors of a block, at least one row's of one head
-
-// Heads that a block of few rows takes together: as many as its vectors allow and keep the team busy.
-INLINE int64_t heads_a_block(const Attend& a, int64_t rows, int64_t group, int team) {
-    const int64_t most = VECTORS / (rows * group), heads = a.cache->heads;
-    const int64_t shared = team == 1 ? heads : (a.ragged->sequences * heads + 2 * team - 1) / (2 * team);
-    const int64_t wanted = min64(min64(most, heads), shared);
-    return wanted > 1 ? wanted : 1;
-}
-
-static void attend(Team& team, const Attend& a) {
-    const int64_t heads = a.cache->heads, group = a.q_heads / heads;
-    const int64_t block = group >= VECTORS ? 1 : VECTORS / group;
-    AttendScratch scratch = AttendScratch::get(VECTORS > group ? VECTORS : group, a.cache->dim, a.cache->value_dim);
-    if (!scratch.q) return team.fail(OMNI_NO_MEMORY);
-    int64_t task = team.next(INT64_MAX), number = 0;
-    for (int64_t s = 0; s < a.ragged->sequences; s++) {
-        const int64_t first = a.ragged->query_start[s], rows = a.ragged->query_start[s + 1] - first;
-        for (int64_t r = 0; r < rows; r += block) {
-            const int64_t n = min64(block, rows - r), together = heads_a_block(a, n, group, team.size());
-            for (int64_t head = 0; head < heads; head += together)
-                if (number++ == task) {
-                    attend_block(a, {s, first + r, n, head, min64(together, heads - head)}, scratch);
-                    task = team.next(INT64_MAX);
-                }
-        }
-    }
-}
-
-static int check_tables(const omni_ragged& r, const omni_cache& c) {
-    for (int64_t s = 0; s < r.sequences; s++) {
-        const int64_t needed = (r.kv_lens[s] + c.block_size - 1) / c.block_size;
-        if (needed > r.table_start[s + 1] - r.table_start[s]) return OMNI_BAD_BLOCK;
-        if (r.kv_lens[s] < r.query_start[s + 1] - r.query_start[s]) return OMNI_BAD_ROW;
-        for (int64_t i = 0; i < needed; i++) {
-            const int64_t id = r.tables[r.table_start[s] + i];
-            if (id < 0 || id >= c.blocks) return OMNI_BAD_BLOCK;
-        }
-    }
-    return OMNI_OK;
-}
-
-// Puts one row's keys and values (all heads) into its slot.
-INLINE void put_row(const omni_cache& c, int64_t slot, const float* k, const float* v) {
-    const int64_t bytes = c.dtype == OMNI_BF16 ? 2 : 4;
-    for (int64_t h = 0; h < c.heads; h++) {
-        const int64_t at = (slot * c.row_stride + h * c.head_stride) * bytes;
-        narrow(k + h * c.dim, c.dim, static_cast<char*>(c.keys) + at, c.dtype);
-        narrow(v + h * c.value_dim, c.value_dim, static_cast<char*>(c.values) + at, c.dtype);
-    }
+    end_block(a, b, tile.halves, padded, t.o, t.sum);
 }

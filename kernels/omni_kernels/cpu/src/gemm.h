@@ -1,4 +1,4 @@
-// Products of few rows with packed matrices. Included inside namespace OMNI_NS, after simd.h.
+// Products of few rows with packed matrices. Included inside namespace OMNI_NS, after rows.h.
 //
 //   A: blocks of MR rows, [k][MR] each, float32         B: panels of 16 outputs, [k/2][16][2] or [k][16]
 //      or [k/2][MR] pairs of bfloat16
@@ -35,80 +35,6 @@ struct Ahead {
     static Ahead linear(const uint8_t* next, int panels) { return {next, 64, int64_t(panels) * 64}; }
     static Ahead beside(const uint8_t* b, int64_t stride) { return {b + 2048, stride, 64}; }
 };
-
-struct Pair {  // two successive values of k, bfloat16
-    uint32_t bits;
-};
-struct Quad {  // four successive values of k, int8: see quads.h
-    uint32_t bits;
-};
-struct Half {  // bfloat16 and int8 for AMX, rows as they lie: see tiles.h
-    uint16_t bits;
-};
-struct Byte {
-    int8_t value;
-};
-template <class A>
-constexpr int64_t K_EACH = 1;  // values of k in an A
-template <>
-constexpr int64_t K_EACH<Pair> = 2;
-template <>
-constexpr int64_t K_EACH<Quad> = 4;
-
-template <class A>
-constexpr bool TILED = false;
-template <>
-constexpr bool TILED<Half> = true;
-template <>
-constexpr bool TILED<Byte> = true;
-template <class A>
-constexpr bool WHOLE = false;  // rows are made whole numbers
-template <>
-constexpr bool WHOLE<Quad> = true;
-template <>
-constexpr bool WHOLE<Byte> = true;
-
-template <class A>
-constexpr bool ROUNDED = false;  // rows are of bfloat16
-template <>
-constexpr bool ROUNDED<Pair> = true;
-template <>
-constexpr bool ROUNDED<Half> = true;
-template <class A>
-using Given = std::conditional_t<ROUNDED<A>, uint16_t, float>;  // what an op's rows are made of
-
-INLINE int64_t even(int64_t k) { return (k + 1) & ~int64_t(1); }
-INLINE int64_t quad(int64_t k) { return (k + 3) & ~int64_t(3); }
-template <class A>
-INLINE int64_t padded_to(int64_t k) { return K_EACH<A> == 4 ? quad(k) : even(k); }
-// Values from one row to the next where rows lie as they are: whole tiles, and a line so that rows do not share cache sets.
-INLINE int64_t row_room(int64_t k) { return ((k + 63) & ~int64_t(63)) + 64; }
-INLINE int64_t panels(int64_t n) { return (n + 15) / 16; }
-INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t element_bytes(int dtype) { return dtype == OMNI_F32 ? 4 : dtype == OMNI_BF16 ? 2 : 1; }
-INLINE bool of_quads(int dtype) { return dtype == OMNI_W8A8 || dtype == OMNI_W8A16; }
-INLINE int64_t planes_of(int dtype) { return dtype == OMNI_W8A16 ? 2 : 1; }
-INLINE int64_t panel_bytes(int64_t k, int dtype) {
-    const int64_t unit = of_quads(dtype) ? 64 : dtype == OMNI_BF16 ? 32 : 2;
-    return (k + unit - 1) / unit * unit * 16 * element_bytes(dtype);
-}
-
-// A call's body for each type of rows; null where the compiler lacks the instructions.
-struct Bodies {
-    TeamBody floats, quads, pairs, halves, bytes;
-};
-#if defined(OMNI_AMX)
-#define OMNI_BODIES(body) {body<float>, body<Quad>, body<Pair>, body<Half>, body<Byte>}
-#else
-#define OMNI_BODIES(body) {body<float>, body<Quad>, nullptr, nullptr, nullptr}
-#endif
-// For rows of bfloat16 that stay what they are; null: they cannot.
-static TeamBody rounded_body(const Bodies& b) {
-    return b.halves && amx_ready() ? b.halves : b.pairs && pairs_ready() ? b.pairs : nullptr;
-}
-static TeamBody exact_body(const Bodies& b, int dtype) {
-    return !of_quads(dtype) ? b.floats : b.bytes && amx_ready() ? b.bytes : b.quads;
-}
 
 // Sizes of the row blocks: as even as possible, 30 rows in blocks of at most 14 are 10 + 10 + 10.
 struct Blocks {
@@ -355,7 +281,7 @@ struct Scratch {
         } else if constexpr (TILED<A>) {
             for (int64_t r = 0; r < n; r++) {
                 uint16_t* to = reinterpret_cast<uint16_t*>(out) + r * row_room(k);
-                if constexpr (sizeof(X) == 4) narrow(row(r), k, to, OMNI_BF16);
+                if constexpr (sizeof(X) == 4) round_row(row(r), k, to);
                 else __builtin_memcpy(to, row(r), size_t(k) * 2);
                 for (int64_t i = k; i % 32; i++) to[i] = 0;
             }

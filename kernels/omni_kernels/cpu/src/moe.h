@@ -116,12 +116,7 @@ static int plan(Moe& m, int64_t* expert_tokens) {
 INLINE void put_panel(const float* lane, float* out, float) { __builtin_memcpy(out, lane, 64); }
 INLINE void put_panel(const float* lane, float* out, Pair) {
     uint16_t half[16];
-#if defined(OMNI_PAIRS)
-    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_loadu_ps(lane));
-    __builtin_memcpy(half, &rounded, 32);
-#else
-    for (int j = 0; j < 16; j++) half[j] = to_bf16(lane[j]);
-#endif
+    round_row(lane, 16, half);
     __builtin_memcpy(out, half, 32);
 }
 
@@ -161,7 +156,7 @@ INLINE void activate(const Chunk& c, int64_t panel, int64_t count, const float* 
 // As `activate`, h in rows: bfloat16 for AMX, or float32 whose scales are not known before all panels are done. What pads
 // the last panel is zero, for weights there are.
 INLINE void put_lanes(const float* lane, float* out) { __builtin_memcpy(out, lane, 64); }
-INLINE void put_lanes(const float* lane, uint16_t* out) { narrow(lane, 16, out, OMNI_BF16); }
+INLINE void put_lanes(const float* lane, uint16_t* out) { round_row(lane, 16, out); }
 template <class X>
 INLINE void activate_rows(const Chunk& c, int64_t panel, int64_t count, const float* tile_out, X* hidden) {
     for (int64_t q = 0; q < count; q += 2) {

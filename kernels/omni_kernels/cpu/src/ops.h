@@ -1,10 +1,13 @@
 // The ops of one instruction set behind a table of functions. Included by isa_*.cpp inside namespace OMNI_NS.
 #include "simd.h"
 #include "sample.h"
+#include "rows.h"
 #include "gemm.h"
 #include "layers.h"
 #include "moe.h"
 #include "attention.h"
+#include "tile_attention.h"
+#include "attend.h"
 #include "step.h"
 
 static const float* widened(const void* x, int dtype, int64_t n, float* room) {
@@ -39,7 +42,7 @@ static int32_t route_op(const float* logits, int64_t rows, const omni_routing* r
 template <class A>
 static void moe_body(Team& team, void* context) {
     const Moe& m = *static_cast<Moe*>(context);
-    const TilesInUse<A> tiles;
+    [[maybe_unused]] const TilesInUse<A> tiles;
     moe_up<A, Given<A>>(team, m);
     if (team.sync()) moe_down<A>(team, m);
 }
@@ -92,7 +95,7 @@ struct LinearCall {
 template <class A>
 static void linear_body(Team& team, void* context) {
     const LinearCall& a = *static_cast<LinearCall*>(context);
-    const TilesInUse<A> tiles;
+    [[maybe_unused]] const TilesInUse<A> tiles;
     const int64_t n = a.w->n, bytes = a.out_dtype == OMNI_BF16 ? 2 : 4;
     linear<A>(team, static_cast<const Given<A>*>(a.x), a.rows, *a.w, nullptr, [&](int64_t r0, int64_t rows, int64_t first, int64_t count, const float* c) {
         for (int64_t r = 0; r < rows; r++)
@@ -209,7 +212,7 @@ static int32_t attention_op(const void* q, int32_t dtype, int64_t q_heads, int64
     const int64_t in = rows * q_heads * cache->dim, n = rows * q_heads * cache->value_dim;
     Carver carver{static_cast<char*>(call_memory(dtype == OMNI_F32 ? 64 : (in + n + 32) * 4))};
     if (!carver.base) return OMNI_NO_MEMORY;
-    Attend a{static_cast<const float*>(q), q_row_stride, q_heads, ragged, cache, scale, static_cast<float*>(out), false};
+    Attend a{static_cast<const float*>(q), q_row_stride, q_heads, ragged, cache, scale, static_cast<float*>(out), false, false};
     if (dtype != OMNI_F32) {
         float* wide = carver.take<float>(in);
         for (int64_t r = 0; r < rows; r++)

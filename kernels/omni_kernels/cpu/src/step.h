@@ -134,7 +134,8 @@ static bool attention_layer(Team& team, Step& s, int64_t index) {
     if (!team.sync()) return false;
     if (team.rank == 0) tell_progress(s.args, index + 1);
     const float scale = 1.0f / __builtin_sqrtf(float(m.dim));
-    attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen, K_EACH<A> != 1 && pairs_ready()});
+    const bool pairs = K_EACH<A> != 1 && pairs_ready();
+    attend(team, Attend{s.qkv, stride, m.heads, &s.args->ragged, &cache, scale, s.seen, pairs, TILED<A>});
     if (!team.sync()) return false;
     const void* next = layer.gate.data ? layer.gate.data : layer.mlp.w13.data;
     linear<A>(team, s.seen, s.args->rows, layer.out, next, Put<true>{s.x, m.hidden, layer.out_bias});
@@ -187,7 +188,7 @@ static void head_rows(Team& team, Step& s) {
 template <class A>
 static void step_body(Team& team, void* context) {
     Step s = *static_cast<Step*>(context);
-    const TilesInUse<A> tiles;
+    [[maybe_unused]] const TilesInUse<A> tiles;
     const omni_model& m = *s.model;
     const int64_t bytes = m.embedding_dtype == OMNI_BF16 ? 2 : 4;
     for (int64_t row; (row = team.next(s.args->rows)) >= 0;)
