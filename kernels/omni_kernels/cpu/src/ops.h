@@ -74,7 +74,8 @@ static int32_t moe_op(const void* x, int32_t dtype, int64_t rows, const omni_exp
     if (!carver.base) return OMNI_NO_MEMORY;
     carve(m, carver);
     float* room = carver.take<float>(2 * n);
-    const TeamBody halves = rounded(dtype, *experts) ? rounded_body(MOE_BODIES) : nullptr;
+    const bool tiles = experts->w13.dtype != OMNI_I8 || rows * top_k >= 8 * experts->experts;
+    const TeamBody halves = rounded(dtype, *experts) ? rounded_body(MOE_BODIES, tiles) : nullptr;
     m.x = halves ? x : widened(x, dtype, n, room);
     m.out = dtype == OMNI_F32 ? static_cast<float*>(out) : room + n;
     for (int64_t i = 0; i < n; i++) m.out[i] = 0.0f;
@@ -109,7 +110,8 @@ static int32_t linear_op(const void* x, int32_t x_dtype, int64_t rows, const omn
                          int32_t out_dtype, int32_t threads) {
     if (!rows || !w->n) return OMNI_OK;
     LinearCall call{x, rows, w, out, out_dtype};
-    if (const TeamBody halves = rounded(x_dtype, *w) ? rounded_body(LINEAR_BODIES) : nullptr)
+    const bool tiles = w->dtype != OMNI_I8 || rows >= 8;
+    if (const TeamBody halves = rounded(x_dtype, *w) ? rounded_body(LINEAR_BODIES, tiles) : nullptr)
         return run_team(threads, halves, &call);
     float* room = static_cast<float*>(call_memory(x_dtype == OMNI_F32 ? 64 : rows * w->k * 4));
     if (!room) return OMNI_NO_MEMORY;

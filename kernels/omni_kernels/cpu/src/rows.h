@@ -65,9 +65,10 @@ struct Bodies {
 #else
 #define OMNI_BODIES(body) {body<float>, body<Quad>, nullptr, nullptr, nullptr}
 #endif
-// For rows of bfloat16 that stay what they are; null: they cannot.
-static TeamBody rounded_body(const Bodies& b) {
-    return b.halves && amx_ready() ? b.halves : b.pairs && pairs_ready() ? b.pairs : nullptr;
+// For rows of bfloat16 that stay what they are; null: they cannot. int8 weights are widened on their way to AMX tiles, which
+// pays from 8 rows on.
+static TeamBody rounded_body(const Bodies& b, bool tiles = true) {
+    return tiles && b.halves && amx_ready() ? b.halves : b.pairs && pairs_ready() ? b.pairs : nullptr;
 }
 static TeamBody exact_body(const Bodies& b, int dtype) {
     return !of_quads(dtype) ? b.floats : b.bytes && amx_ready() ? b.bytes : b.quads;
