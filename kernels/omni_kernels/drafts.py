@@ -19,11 +19,6 @@ class DraftPolicy(Protocol):
         ...
 
     @property
-    def first(self) -> int:
-        """Tokens of a sequence's first draft."""
-        ...
-
-    @property
     def first_pause(self) -> int: ...
     @property
     def longest_pause(self) -> int: ...
@@ -44,7 +39,6 @@ class DraftLuck(Protocol):
     text: array[int]
     """int32, the token of the next row last."""
     rate: float
-    tried: bool
     pause: int
     resumes_at: int
 

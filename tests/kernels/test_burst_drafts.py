@@ -22,7 +22,6 @@ TOKENS = 24
 class Policy:
     longest: int = 5
     share: float = 0.1
-    first: int = 4
     gram: int = 3
     learn: float = 0.25
     first_pause: int = 16
@@ -33,7 +32,6 @@ class Policy:
 class Luck:
     text: array[int] = field(default_factory=lambda: array("i"))
     rate: float = 0.7
-    tried: bool = False
     pause: int = 0
     resumes_at: int = 0
 
@@ -102,8 +100,7 @@ def test_what_was_learned_comes_back(compiled: str) -> None:
     ]
     texts = [list(luck.text) for luck in lucks]
     told = burst(again, None, 2, most=[20] * 3, drafts=ops.Drafts(Policy(share=0.9), lucks, 99, 1e9))
-    assert [one[0] for one in told.fared] == [(4, 4), (4, 0), (0, 0)]
-    assert lucks[0].tried
+    assert [one[0] for one in told.fared] == [(1, 1), (1, 0), (0, 0)]
     assert lucks[0].rate > 0.7
     assert (lucks[1].pause, lucks[1].resumes_at) == (16, len(texts[1]) + 16)
     assert told.fared[1][1] == (0, 0)
@@ -121,10 +118,10 @@ def test_rows_tokens_and_time_are_kept(compiled: str) -> None:
         return burst(case, None, most=most, drafts=ops.Drafts(Policy(), lucks, rows, limit_s))
 
     assert told(rows=0).plain_steps == TOKENS
-    assert [one[0] for one in told(rows=6).fared] == [(4, 4), (2, 2), (0, 0)]
+    assert [one[0] for one in told(rows=6).fared] == [(5, 5), (1, 1), (0, 0)]
     assert len(told(limit_s=0.0).fared[0]) == 1
-    assert [len(one) for one in told(most=(9, 3, 9)).tokens] == [5, 3, 5]
-    assert [len(one) for one in told(most=(1, 3, 9)).tokens] == [1, 3, 5]
+    assert [len(one) for one in told(most=(9, 3, 9)).tokens] == [6, 3, 6]
+    assert [len(one) for one in told(most=(1, 3, 9)).tokens] == [1, 3, 6]
 
 
 def test_bad_drafts_are_named(compiled: str) -> None:
@@ -135,7 +132,7 @@ def test_bad_drafts_are_named(compiled: str) -> None:
         ("most must be 3 numbers", good, [1, 0, 1]),
         ("drafts must be of 3", replace(good, lucks=lucks[:2]), [9] * 3),
         ("a text must be an array of int32", replace(good, lucks=[Luck(array("q"))] * 3), [9] * 3),
-        ("a draft needs a gram", replace(good, policy=Policy(first=9)), [9] * 3),
+        ("a draft needs a gram", replace(good, policy=Policy(longest=0)), [9] * 3),
         ("a draft needs a gram", replace(good, rows=-1), [9] * 3),
     ):
         with pytest.raises(ValueError, match=f"^burst: {text}"):

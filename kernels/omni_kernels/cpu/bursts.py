@@ -26,7 +26,7 @@ def draws_of(chances: Chances, tokens: int, sequences: int) -> native.Draws:
 def policy_of(policy: DraftPolicy) -> native.Policy:
     """The C structure."""
     pauses = policy.first_pause, policy.longest_pause
-    return native.Policy(policy.gram, policy.longest, policy.first, *pauses, policy.learn, policy.share)
+    return native.Policy(policy.gram, policy.longest, *pauses, policy.learn, policy.share)
 
 
 def said_of(luck: DraftLuck, most: int) -> native.Said:
@@ -35,21 +35,20 @@ def said_of(luck: DraftLuck, most: int) -> native.Said:
     if text.typecode != "i" or text.itemsize != 4:
         raise ValueError(f"burst: a text must be an array of int32, got {text.typecode!r}")
     address, length = text.buffer_info()
-    return native.Said(address, length, most, luck.pause, luck.resumes_at, luck.rate, luck.tried)
+    return native.Said(address, length, most, luck.pause, luck.resumes_at, luck.rate)
 
 
 def take_back(said: native.Said, luck: DraftLuck) -> None:
     """What was learned."""
-    luck.pause, luck.resumes_at = said.pause, said.resumes_at
-    luck.rate, luck.tried = said.rate, bool(said.tried)
+    luck.pause, luck.resumes_at, luck.rate = said.pause, said.resumes_at, said.rate
 
 
 class DraftState:
     """The C structures of drafts; they point to the texts, which must not change meanwhile."""
 
     def __init__(self, drafts: Drafts, most: Sequence[int]) -> None:
-        if not 0 < drafts.policy.first <= drafts.policy.longest or drafts.policy.gram < 1 or drafts.rows < 0:
-            raise ValueError("burst: a draft needs a gram and has 1 .. longest tokens")
+        if drafts.policy.longest < 1 or drafts.policy.gram < 1 or drafts.rows < 0:
+            raise ValueError("burst: a draft needs a gram and a token")
         if len(drafts.lucks) != len(most):
             raise ValueError(f"burst: drafts must be of {len(most)} sequences, got {len(drafts.lucks)}")
         self._lucks = drafts.lucks
@@ -78,6 +77,8 @@ class Told:
         """After the call."""
         told, count, width = self.native, len(self._counts), self.native.width
         tokens = [self._tokens[i * width : i * width + n].tolist() for i, n in enumerate(self._counts)]
+        if told.plain_steps == told.steps:
+            return Burst(tokens, [[(0, 0)] * told.steps] * count, told.steps, told.plain_s, 0, 0.0, 0)
         fared = self._fared[: 2 * told.steps * count]
         drafted, right = fared[::2], fared[1::2]
         each = [list(zip(drafted[i::count], right[i::count], strict=True)) for i in range(count)]

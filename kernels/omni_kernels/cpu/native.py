@@ -176,7 +176,6 @@ class Policy(Structure):
     _fields_ = [
         ("gram", c_int64),
         ("longest", c_int64),
-        ("first", c_int64),
         ("first_pause", c_int64),
         ("longest_pause", c_int64),
         ("learn", c_double),
@@ -194,7 +193,6 @@ class Said(Structure):
         ("pause", c_int64),
         ("resumes_at", c_int64),
         ("rate", c_double),
-        ("tried", c_int64),
     ]
 
 

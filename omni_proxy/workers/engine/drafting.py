@@ -67,6 +67,8 @@ def learn_burst(costs: RowCosts, sequences: int, took: BurstTimes) -> None:
 
 def count_burst(counters: Counters, fared: Sequence[tuple[int, int]], taken: int) -> None:
     """Count a sequence's drafts of a call of several steps: those after the last token that was taken are none."""
+    if not any(drafted for drafted, _ in fared):
+        return
     place = 0
     for drafted, right in fared:
         if place < taken and drafted:

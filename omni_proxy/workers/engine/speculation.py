@@ -27,8 +27,6 @@ HOPE: Final = 0.7
 """Share of right tokens that a sequence begins with."""
 _LEARN: Final = 0.25
 _LATEST: Final = 9
-_FIRST_DRAFT: Final = 4
-"""Length of a sequence's first: long enough to show that drafts pay where a step of its own costs much."""
 _FIRST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 128
 
@@ -108,7 +106,6 @@ class Policy:
     longest: int
     share: float = 0.3
     """What a row more costs, in tokens."""
-    first: int = _FIRST_DRAFT
     gram: int = GRAM
     learn: float = _LEARN
     first_pause: int = _FIRST_PAUSE
@@ -120,9 +117,8 @@ class Luck:
     """How drafts of one sequence have fared."""
 
     rate: float = HOPE
-    tried: bool = False
     pause: int = 0
-    """Length of the last pause; 0: there was none since a success."""
+    """Length of the last pause; 0: drafts pay."""
     resumes_at: int = 0
     """Length of the sequence at which the next draft may be made."""
     index: GramIndex = field(default_factory=GramIndex)
@@ -134,23 +130,25 @@ class Luck:
         left = min(policy.longest, most)
         if left < 1 or len(tokens) < self.resumes_at:
             return ()
-        return self.index.continuation(tokens, min(left, self._length(policy) if self.tried else policy.first))
+        return self.index.continuation(tokens, min(left, self._length(policy)))
 
     def learn(self, policy: Policy, length: int, drafted: int, right: int) -> None:
         """A draft of `drafted` tokens after `length` had its first `right` ones right.
 
-        While drafts do not pay there are pauses, each twice as long as the last, with one token tried between them.
+        While drafts do not pay there are pauses with one token tried between them: each twice as long as the last where
+        that was wrong, half as long where it was right.
         """
         for _ in range(right):
             self.rate += policy.learn * (1.0 - self.rate)
         if right < drafted:
             self.rate -= policy.learn * self.rate
-        self.tried = True
-        if right == drafted or gain(self.rate, self._length(policy), policy.share) > 0.0:
+        if gain(self.rate, self._length(policy), policy.share) > 0.0:
             self.pause = 0
+        elif right == drafted:
+            self.pause //= 2
         else:
             self.pause = min(policy.longest_pause, max(policy.first_pause, 2 * self.pause))
-            self.resumes_at = length + self.pause
+        self.resumes_at = length + self.pause
 
     def _length(self, policy: Policy) -> int:
         """The last token's chance to be right, and all before it, is worth its row; one is tried in any case."""
@@ -183,7 +181,7 @@ class Drafter:
 
     def policy(self, sequences: int, shared: bool = False) -> Policy:
         """For steps of so many sequences, that share a call or do not."""
-        return Policy(self._longest, self.costs.share(sequences, shared), min(_FIRST_DRAFT, self._longest))
+        return Policy(self._longest, self.costs.share(sequences, shared))
 
     def luck(self, seq: Sequence) -> Luck:
         """That of a sequence, from its first draft on."""
@@ -198,9 +196,11 @@ class Drafter:
 
     def reach(self, seq: Sequence, steps: int) -> int:
         """Tokens that so many steps may give."""
-        luck = self.luck(seq)
-        resting = len(seq.tokens) + steps <= luck.resumes_at
-        return min(self.room(seq), steps if resting else steps * (1 + self._longest))
+        return min(self.room(seq), steps if self.rests(seq, steps) else steps * (1 + self._longest))
+
+    def rests(self, seq: Sequence, steps: int) -> bool:
+        """No draft is made in so many steps."""
+        return len(seq.tokens) + steps <= self.luck(seq).resumes_at
 
     def took(self, drafts: Seq[tuple[int, ...]], seconds: float) -> None:
         """A step that only decodes, with these drafts, has taken so long."""

@@ -104,16 +104,16 @@ class Stepper:
     def _burst(self, plan: Plan) -> _Result:
         """Several steps in one call; a draft of the text is found and checked within."""
         chunks, count = plan.chunks, len(plan.chunks)
-        drafts, most = None, [plan.steps] * count
-        if isinstance(self._drafter, Drafter):
-            most = [min(self._drafter.reach(chunk.seq, plan.steps), _capacity(chunk.seq)) for chunk in chunks]
-            drafts = self._drafts(self._drafter, plan)
+        drafts, most, drafter = None, [plan.steps] * count, self._drafter
+        if isinstance(drafter, Drafter) and not all(drafter.rests(chunk.seq, plan.steps) for chunk in chunks):
+            most = [min(drafter.reach(chunk.seq, plan.steps), _capacity(chunk.seq)) for chunk in chunks]
+            drafts = self._drafts(drafter, plan)
         burst = self._runner.burst(chunks, plan.steps, most, drafts)
         self._pusher.computed()
         if burst.plain_steps:
             self._bursts.took(count, burst.plain_s / burst.plain_steps)
-        if isinstance(self._drafter, Drafter):
-            learn_burst(self._drafter.costs, count, burst)
+        if isinstance(drafter, Drafter):
+            learn_burst(drafter.costs, count, burst)
         return [tuple(map(Drawn, tokens)) for tokens in burst.tokens], burst.fared
 
     def _drafts(self, drafter: Drafter, plan: Plan) -> ops.Drafts:

@@ -48,7 +48,7 @@ inline int64_t make_draft(const omni_policy& policy, const omni_said& said, int6
     int64_t left = policy.longest < rows ? policy.longest : rows;
     if (said.most - 1 < left) left = said.most - 1;
     if (left < 1 || said.length < said.resumes_at || said.length < policy.gram) return 0;
-    const int64_t wanted = said.tried ? draft_length(policy, said.rate) : policy.first;
+    const int64_t wanted = draft_length(policy, said.rate);
     const int64_t start = find_again(said.text, said.length, policy.gram);
     if (start < 0) return 0;
     const int64_t count = wanted < left ? wanted : left, period = said.length - start;
@@ -60,12 +60,13 @@ inline int64_t make_draft(const omni_policy& policy, const omni_said& said, int6
 inline void learn_draft(const omni_policy& policy, omni_said& said, int64_t drafted, int64_t right) {
     for (int64_t i = 0; i < right; i++) said.rate += policy.learn * (1.0 - said.rate);
     if (right < drafted) said.rate -= policy.learn * said.rate;
-    said.tried = 1;
-    if (right == drafted || draft_gain(said.rate, draft_length(policy, said.rate), policy.share) > 0) {
+    if (draft_gain(said.rate, draft_length(policy, said.rate), policy.share) > 0) {
         said.pause = 0;
-        return;
+    } else if (right == drafted) {
+        said.pause /= 2;
+    } else {
+        said.pause = 2 * said.pause > policy.first_pause ? 2 * said.pause : policy.first_pause;
+        if (said.pause > policy.longest_pause) said.pause = policy.longest_pause;
     }
-    said.pause = 2 * said.pause > policy.first_pause ? 2 * said.pause : policy.first_pause;
-    if (said.pause > policy.longest_pause) said.pause = policy.longest_pause;
     said.resumes_at = said.length + said.pause;
 }

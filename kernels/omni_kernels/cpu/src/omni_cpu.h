@@ -120,7 +120,7 @@ typedef struct {
 // How drafts are made from the text itself; see `speculation.py` of the engine.
 typedef struct {
     int64_t gram;           // last tokens that must occur again
-    int64_t longest, first; // tokens of a draft, and of a sequence's first
+    int64_t longest;        // tokens of a draft
     int64_t first_pause, longest_pause;
     double learn, share;    // share: what a row more costs, in tokens
 } omni_policy;
@@ -132,7 +132,6 @@ typedef struct {
     int64_t most;         // tokens that may still come
     int64_t pause, resumes_at;
     double rate;
-    int64_t tried;
 } omni_said;
 
 typedef struct {
