@@ -105,7 +105,9 @@ def pump() -> list[Extension]:
     """What moves streams without Python; only Linux has epoll."""
     if os.environ.get("OMNI_PURE") == "1" or sys.platform != "linux":
         return []
-    return [Extension("omni_proxy.relay._pump", sources=["omni_proxy/relay/pump.c"], optional=True)]
+    headers = ["omni_proxy/relay/pump_chunks.h", "omni_proxy/relay/pump_moves.h"]
+    sources = ["omni_proxy/relay/pump.c"]
+    return [Extension("omni_proxy.relay._pump", sources=sources, depends=headers, libraries=["pthread"], optional=True)]
 
 
 def body_scan() -> list[Extension]:

@@ -41,6 +41,7 @@ from omni_proxy.messages import (
     Tokenized,
 )
 from omni_proxy.observe.edge_counts import EdgeCounts
+from omni_proxy.observe.edge_news import EdgeNews
 from omni_proxy.relay.pump import pump_of
 from omni_proxy.workers.upstream import Upstream
 
@@ -102,13 +103,19 @@ class Edge:
 
     def start_pump(self) -> None:
         """Move streams without Python from now on, where that can be done."""
-        self.starter.pump = pump_of(self._loop, self.counted.gap, MARKS)
+        self.starter.pump = pump_of(self._loop, MARKS)
 
     def stop_pump(self) -> None:
         """No stream is left."""
         pump, self.starter.pump = self.starter.pump, None
         if pump is not None:
             pump.close()
+
+    def news(self) -> EdgeNews | None:
+        """What has been counted since the last time; None: nothing."""
+        if self.starter.pump is not None:
+            self.counted.gaps(*self.starter.pump.gaps())
+        return self.counted.take()
 
     @property
     def counts(self) -> bool:
@@ -174,7 +181,7 @@ class Edge:
         if exchange.family is not None:
             for part in exchange.family.parts:
                 self.client_slow(part)
-        for leg in exchange.legs.values():
+        for leg in list(exchange.legs.values()):  # the pause of one may bring its end
             if leg.ticket is not None:
                 leg.ticket.pause()
 

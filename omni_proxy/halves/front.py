@@ -127,7 +127,7 @@ class Front:
 
     def _upkeep(self) -> None:
         self.upstreams.expire_idle()
-        news = self.edge.counted.take()
+        news = self.edge.news()
         if news is not None:
             self._counted(news)
         if self._endings.log is not None:

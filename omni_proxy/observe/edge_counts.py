@@ -34,6 +34,13 @@ class EdgeCounts:
             self._long += 1
             self._long_s += seconds
 
+    def gaps(self, counts: list[tuple[int, int]], longer: int, longer_s: float) -> None:
+        """So many gaps of so many milliseconds, all below `GAP_SLOTS`, and longer ones of so many seconds together."""
+        for ms, count in counts:
+            self._gaps[ms] += count
+        self._long += longer
+        self._long_s += longer_s
+
     def tokenized(self, seconds: float) -> None:
         """The tokenizer worked so long on a prompt."""
         self._tokenized.append(seconds)

@@ -1,8 +1,9 @@
 """The pump: moves the middle of streams from workers' sockets to clients' without Python (`pump.c`).
 
-A stream that is open towards its client and shows nothing but tokens is handed over; it comes back with what was read
-as soon as there is anything to decide, and then everything happens as it does without a pump. Where the extension was
-not built, or where there is no epoll, there is no pump and all streams stay in Python: that path is the definition.
+A stream that is open towards its client and shows nothing but tokens is handed over to a thread of C; it comes back,
+with what was read, as soon as there is anything to decide, and then everything happens as it does without a pump. Where
+the extension was not built, or where there is no epoll, there is no pump and all streams stay in Python: that path is
+the definition.
 
 Knows no legs and no protocols, only what it needs of them.
 """
@@ -10,7 +11,6 @@ Knows no legs and no protocols, only what it needs of them.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
 from typing import Final, Protocol
 
 try:
@@ -80,12 +80,15 @@ class Passage:
         return self._stream.last_sign if at is None else at
 
     def end(self) -> bytes:
-        """Take the stream out. Returns what was read and not sent: the beginning of a chunk."""
+        """Take the stream out. Returns what was read and has not been looked at.
+
+        That is the beginning of a chunk, or, where the stream was on its way back already, whatever it comes back for.
+        """
         found = self._moves.take(self._id)
         if found is None:
             return b""
-        rest, sent, last_sign = found
-        self._settle(sent, last_sign)
+        unsent, rest, sent, last_sign = found
+        self._settle(unsent, sent, last_sign)
         return rest
 
     def stop(self) -> None:
@@ -93,27 +96,33 @@ class Passage:
         self._worker.go_on(self.end())
 
     def _given_back(self, unsent: bytes, rest: bytes, sent: int, last_sign: float) -> None:
-        self._settle(sent, last_sign)
-        if unsent:
-            self._client.write(unsent)
+        self._settle(unsent, sent, last_sign)
         self._worker.go_on(rest)
 
-    def _settle(self, sent: int, last_sign: float) -> None:
+    def _settle(self, unsent: bytes, sent: int, last_sign: float) -> None:
         stream = self._stream
         stream.passage = self._worker.passage = self._client.passage = None
         stream.last_sign = last_sign
         stream.moved(sent)
+        if unsent:
+            self._client.write(unsent)
+
+
+Gaps = tuple[list[tuple[int, int]], int, float]
+"""How many gaps of how many milliseconds; how many longer ones, and of how many seconds together."""
 
 
 class Pump:
-    """The pump of one front; it runs in the front's event loop from when it is made until it is closed."""
+    """The pump of one front. It runs beside the front's event loop from when it is made until it is closed."""
 
     __slots__ = ("_loop", "_moves")
 
-    def __init__(self, loop: AbstractEventLoop, gap: Callable[[float], None], marks: tuple[bytes, ...]) -> None:
+    def __init__(self, loop: AbstractEventLoop, marks: tuple[bytes, ...]) -> None:
+        """Raises OSError where there can be no thread."""
         self._loop = loop
-        self._moves: Final = _Pump(loop.time, gap, marks)
-        loop.add_reader(self._moves.fileno(), self._moves.serve)
+        self._moves: Final = _Pump(marks)
+        self._moves.start()
+        loop.add_reader(self._moves.fileno(), self._moves.collect)
 
     def __len__(self) -> int:
         """How many streams it moves."""
@@ -130,12 +139,19 @@ class Pump:
             return False
         return True
 
+    def gaps(self) -> Gaps:
+        """The time between two reads of a stream, of all streams, since it was asked for last."""
+        return self._moves.gaps()
+
     def close(self) -> None:
         """Move nothing any more. Streams that are in it must have been taken out."""
         self._loop.remove_reader(self._moves.fileno())
         self._moves.close()
 
 
-def pump_of(loop: AbstractEventLoop, gap: Callable[[float], None], marks: tuple[bytes, ...]) -> Pump | None:
-    """A pump, where there can be one. `gap` counts the time between two reads of a stream."""
-    return Pump(loop, gap, marks) if BUILT else None
+def pump_of(loop: AbstractEventLoop, marks: tuple[bytes, ...]) -> Pump | None:
+    """A pump, where there can be one."""
+    try:
+        return Pump(loop, marks) if BUILT else None
+    except OSError:
+        return None

@@ -141,6 +141,8 @@ class WorkerConnection:
     def pause(self) -> None:
         if self.passage is not None:
             self.passage.stop()
+            if self.ticket is None:
+                return  # what it came back with was the end of the answer
         self.lend()
 
     def resume(self) -> None:

@@ -53,7 +53,7 @@ class Line(Reads):
     def __init__(self, client_buffer: int | None = None) -> None:
         self.now = 100.0
         self.lengths: list[float] = []
-        self.pump = _pump.Pump(lambda: self.now, self.lengths.append, MARKS)
+        self.pump = _pump.Pump(MARKS)
         self.worker, self.src = socket.socketpair()
         self.dst, self.client = socket.socketpair()
         if client_buffer is not None:
@@ -90,10 +90,18 @@ class Line(Reads):
         self.worker.sendall(data)
         self.now += 1.0
         if self.moved:
-            self.pump.serve()
+            self.serve()
         else:
             self._go_on(self.src.recv(1 << 20))
         self.read()
+
+    def serve(self) -> None:
+        """One turn of the pump, and what comes of it."""
+        self.pump.turn(self.now)
+        counts, longer, longer_s = self.pump.gaps()
+        self.lengths += [ms / 1000.0 for ms, count in counts for _ in range(count)]
+        self.lengths += [longer_s] * longer  # one read makes one gap
+        self.pump.collect()
 
     def read(self) -> None:
         """The client reads what there is."""
@@ -109,8 +117,10 @@ class Line(Reads):
         found = self.pump.take(self.stream)
         assert found is not None
         self.stream = None
-        self.sent += found[1]
-        return found[0]
+        unsent, rest, sent, _ = found
+        self.sent += sent
+        self.unsent += unsent
+        return rest
 
     def body(self) -> bytes:
         """The chunks that the client got, put together."""

@@ -12,7 +12,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "omni_proxy" / "relay" / "pump.c"
-TESTS = ("test_pump.py", "test_pumping.py", "test_broken_streams.py", "test_cancel.py", "test_backpressure.py")
+TESTS = (
+    "test_pump.py",
+    "test_pump_thread.py",
+    "test_pump_way_back.py",
+    "test_pumping.py",
+    "test_broken_streams.py",
+    "test_cancel.py",
+    "test_backpressure.py",
+)
 
 SANITIZED = """
 import importlib.util
