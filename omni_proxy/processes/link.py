@@ -8,6 +8,7 @@ the bytes of a tagged struct.
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
@@ -15,6 +16,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from omni_proxy.messages.packed import pack, unpack
+
+logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("!I")
@@ -92,7 +95,7 @@ class Link:
             begin = at + _LENGTH_BYTES
             end = begin + int.from_bytes(data[at:begin], "big")
             if end - begin > MAX_FRAME_BYTES:
-                self._break()
+                self._break(f"a frame of {end - begin} bytes")
                 return
             if len(data) < end:
                 needs = end - at
@@ -100,8 +103,8 @@ class Link:
             at = end
             try:
                 messages = self._read(data[begin:end])
-            except _NO_MESSAGE:
-                self._break()
+            except _NO_MESSAGE as exc:
+                self._break(f"{type(exc).__name__}: {exc}")
                 return
             self._received(self, messages)
         if at < len(data):
@@ -126,7 +129,8 @@ class Link:
         self._out.clear()
         self._lost(self)
 
-    def _break(self) -> None:
+    def _break(self, why: str) -> None:
         """The other side does not speak our language: nothing that it says can be trusted."""
+        logger.warning("a process of this gateway is not understood, its link is ended: %s", why)
         if self._transport is not None:
             self._transport.abort()
