@@ -137,11 +137,15 @@ class Launcher:
                 self._report.serving(plan, ready, asyncio.get_running_loop().time() - begun)
             code = await process.wait()
             lines = await tail
+        except asyncio.CancelledError:
+            # Its pipe stays open, and what it says is passed on, until it has ended: else it takes us for dead.
+            await _end(process, self._term_limit_s)
+            raise
         finally:
             os.close(parent_write)
             tail.cancel()
             self._serving.discard(plan.name)
-        self._processes.pop(plan.name, None)
+            self._processes.pop(plan.name, None)
         return _why(code, lines), ready is not None
 
     async def _spawn(self, plan: ProcessPlan, ready_fd: int, parent_fd: int) -> asyncio.subprocess.Process:

@@ -190,6 +190,43 @@ async def test_a_normal_end_is_nothing_to_warn_of(running: Running, tmp_path: Pa
     assert (tmp_path / "log").read_text() == ""
 
 
+async def test_what_runs_is_finished_before_the_end(running: Running) -> None:
+    streams = await _begin(running, 4)
+    running.process.terminate()
+    async with asyncio.timeout(20):
+        while await _accepts(running):
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
+    assert not any(stream.done() for stream in streams)
+    running.release.set()
+    assert all(body.endswith(DONE) for body in await asyncio.gather(*streams))
+    async with asyncio.timeout(30):
+        assert await running.process.wait() == 0
+
+
+async def test_a_second_signal_ends_what_runs(running: Running) -> None:
+    streams = await _begin(running, 4)
+    running.process.terminate()
+    async with asyncio.timeout(20):
+        while await _accepts(running):
+            await asyncio.sleep(0.05)
+    assert not any(stream.done() for stream in streams)
+    running.process.terminate()
+    assert not any(body.endswith(DONE) for body in await asyncio.gather(*streams))
+    async with asyncio.timeout(30):
+        assert await running.process.wait() == 0
+
+
+async def _accepts(running: Running) -> bool:
+    """Does anybody still take connections?"""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 async def test_both_fronts_answer_about_everything(running: Running) -> None:
     for _ in range(12):
         answer = await _ask(running)
