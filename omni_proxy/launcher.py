@@ -72,24 +72,18 @@ class Launcher:
         self._term_limit_s = term_limit_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._serving: set[str] = set()
-        self._stopping = False
 
     async def run(self) -> None:
-        """Keep all processes running until cancelled. Raises StartFailed when one cannot start the first time."""
+        """Keep all processes running until cancelled; then end them, politely at first, and return when all are gone.
+
+        Raises StartFailed when one cannot start the first time.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 for plan in self._plans:
                     group.create_task(self._keep(plan), name=f"keep {plan.name}")
         except* StartFailed as failures:
             raise failures.exceptions[0] from None
-        finally:
-            await self.stop()
-
-    async def stop(self) -> None:
-        """End every process: politely, then not. Returns when all are gone."""
-        self._stopping = True
-        await asyncio.gather(*[_end(process, self._term_limit_s) for process in self._processes.values()])
-        self._processes.clear()
 
     def allow(self, term_limit_s: float) -> None:
         """From now on, give processes this long from SIGTERM to SIGKILL."""
@@ -107,7 +101,7 @@ class Launcher:
         failures = 0
         first = True
         loop = asyncio.get_running_loop()
-        while not self._stopping:
+        while True:
             begun = loop.time()
             self._report.starting(plan)
             reason, served = await self._run_once(plan, begun)
