@@ -133,7 +133,8 @@ class Launcher:
             lines = await tail
         except asyncio.CancelledError:
             # Its pipe stays open, and what it says is passed on, until it has ended: else it takes us for dead.
-            await _end(process, self._term_limit_s)
+            # A task of its own, because a time limit within one that was cancelled is no TimeoutError in Python 3.11.2.
+            await asyncio.create_task(_end(process, self._term_limit_s), name=f"end {plan.name}")
             raise
         finally:
             os.close(parent_write)

@@ -24,7 +24,7 @@ ASK = {
     "model": "omni-demo",
     "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
     "temperature": 0,
-    "max_tokens": 150,
+    "max_tokens": 400,
     "ignore_eos": True,
     "stop": ["\n\nTHE END", "dragon and"],
     "stream": True,
@@ -51,7 +51,7 @@ async def pairs() -> AsyncIterator[tuple[Rig, dict[str, int]]]:
 
 
 async def tell(rig: Rig, pids: dict[str, int] | None = None) -> tuple[str, Any]:
-    """The story and its usage; with `pids`, whoever tells it is killed after 20 chunks."""
+    """The story and its usage; with `pids`, whoever tells it is killed after 4 chunks."""
     text, usage, chunks = "", None, 0
     async with rig.client.stream("POST", "/v1/chat/completions", json=ASK, timeout=120) as answer:
         async for line in answer.aiter_lines():
@@ -62,7 +62,7 @@ async def tell(rig: Rig, pids: dict[str, int] | None = None) -> tuple[str, Any]:
             usage = event.get("usage") or usage
             text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
             chunks += 1
-            if chunks == 20 and pids is not None:
+            if chunks == 4 and pids is not None:
                 (leg,) = rig.edge_exchange().legs.values()
                 os.kill(pids[leg.lease.worker], signal.SIGKILL)
     return text, usage
