@@ -22,6 +22,8 @@ STABLE_S: Final = 30.0
 """A process that lived this long starts again without delay."""
 TERM_LIMIT_S: Final = 8.0
 """From SIGTERM to SIGKILL, unless told otherwise: more than a worker's own drain."""
+_LAST_WORDS_S: Final = 1.0
+"""For so long the stderr of a child that was ended is read on: its own children may hold it open."""
 _KEPT_LINES: Final = 20
 
 
@@ -135,6 +137,7 @@ class Launcher:
             # Its pipe stays open, and what it says is passed on, until it has ended: else it takes us for dead.
             # A task of its own, because a time limit within one that was cancelled is no TimeoutError in Python 3.11.2.
             await asyncio.create_task(_end(process, self._term_limit_s), name=f"end {plan.name}")
+            await asyncio.wait((tail,), timeout=_LAST_WORDS_S)
             raise
         finally:
             os.close(parent_write)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -20,7 +19,6 @@ from omni_proxy.messages.packed import pack, unpack
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES: Final = 64 << 20
-_LENGTH: Final = struct.Struct("!I")
 _LENGTH_BYTES: Final = 4
 _NO_MESSAGE: Final = (msgspec.MsgspecError, TypeError, ValueError, IndexError, KeyError)
 
@@ -75,7 +73,7 @@ class Link:
         self._out = []
         if out and self._transport is not None:
             frame = self._encoder.encode(out)
-            self._transport.write(_LENGTH.pack(len(frame)) + frame)
+            self._transport.write(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
 
     # ----------------------------------------------------------- asyncio protocol
 
