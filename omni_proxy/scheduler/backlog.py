@@ -16,7 +16,7 @@ from omni_proxy.messages import Lease
 from omni_proxy.scheduler.cost import PrefillCost, pairs
 
 _SAME_PASS_S: Final = 0.0005
-"""Answers closer together than this come from one pass."""
+"""Answers that come within this after another come from one pass with it."""
 LEAD_S: Final = 0.02
 """A worker gets its next prompt so long before it should be free: it must not idle, and what is sent is decided."""
 MOST_OVERHEADS: Final = 64.0
@@ -45,6 +45,7 @@ class Backlog:
         "_left_at",
         "_others_until",
         "_pairs",
+        "_pass_until",
         "_pending_s",
         "_prompts",
         "_tokens",
@@ -74,7 +75,8 @@ class Backlog:
         self._tokens = 0
         self._pairs = 0.0
         self._pending_s = 0.0
-
+        self._pass_until = 0.0
+        """An answer after this instant is of another pass."""
         self._alone = True
         """Were others last known to have nothing there?"""
         self._left_at = 0.0
@@ -119,17 +121,25 @@ class Backlog:
         return free + cost_s
 
     def computed(self, lease: Lease, prompt_tokens: int, cached_tokens: int | None, now: float) -> None:
-        """A prompt was computed; what the worker found cached of it counts, where it says so."""
+        """A prompt was computed; what the worker found cached of it counts, where it says so.
+
+        The worker counts tokens where we may have estimated them. What is learned must fit what is predicted: so it is
+        its share that counts, of as many tokens as were granted.
+        """
         prompt = self._prompts.pop(lease, None)
         if prompt is None:
             return
         self.total_s = self.total_s - prompt.cost_s if self._prompts else 0.0
-        cached = prompt.cached if cached_tokens is None else cached_tokens
-        uncached = max(1, prompt_tokens - cached)
+        granted, cached = prompt.uncached + prompt.cached, prompt.cached
+        if cached_tokens is not None:
+            cached = cached_tokens * granted // max(1, prompt_tokens)
+        uncached = max(1, granted - cached)
         took_s = now - self.since
-        if took_s > _SAME_PASS_S or not self._waiting_prompts:
+        if now > self._pass_until or not self._waiting_prompts:
             self._learn()
-            self._pending_s = took_s
+            self._pending_s = 0.0
+            self._pass_until = now + _SAME_PASS_S
+        self._pending_s += took_s
         self._waiting_prompts += 1
         self._tokens += uncached
         self._pairs += pairs(uncached, cached)

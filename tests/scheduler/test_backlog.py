@@ -49,7 +49,8 @@ def learn(backlog: Backlog, *answers: tuple[float, int]) -> None:
     leases = [p(str(n), 1, "p0") for n in range(len(answers) + 1)]
     backlog.granted(leases[0], answers[0][1], 0, now)
     for n, (seconds, tokens) in enumerate(answers):
-        backlog.granted(leases[n + 1], 1, 0, now)
+        following = answers[n + 1][1] if n + 1 < len(answers) else 1
+        backlog.granted(leases[n + 1], following, 0, now)
         now += seconds
         backlog.computed(leases[n], tokens, 0, now)
 
@@ -70,6 +71,27 @@ def test_prompts_of_one_pass_are_learned_together() -> None:
             backlog.computed(lease, 1000, None, 10.0 * n + 4.0)
     assert 4 * backlog.cost.seconds(1000, 0) == pytest.approx(4.0, rel=0.05)
     assert backlog.cost.fit.error < 0.2
+
+
+@pytest.mark.parametrize("cached", [0, 400])
+def test_a_worker_that_counts_other_tokens_than_were_estimated(cached: int) -> None:
+    backlog = Backlog()
+    for n in range(20):
+        lease, begin = p(str(n), 1, "p0"), 10.0 * n
+        backlog.granted(lease, 3000, 0, begin)
+        backlog.computed(lease, 800, cached, begin + 2.0)
+    assert backlog.cost.seconds(3000 - cached * 3000 // 800, cached * 3000 // 800) == pytest.approx(2.0, rel=0.05)
+
+
+def test_answers_in_quick_succession_are_not_one_pass_for_ever() -> None:
+    backlog, now = Backlog(), 5.0
+    backlog.granted(p("0", 1, "p0"), 100, 0, now)
+    for n in range(40):
+        backlog.granted(p(str(n + 1), 1, "p0"), 100, 0, now)
+        now += 0.0004
+        backlog.computed(p(str(n), 1, "p0"), 100, 0, now)
+    assert backlog.cost.fit.observations >= 15
+    assert backlog.cost.seconds(100, 0) == pytest.approx(0.0004, rel=0.05)
 
 
 def test_what_a_lost_prompt_held_up_teaches_nothing() -> None:

@@ -40,6 +40,25 @@ def test_the_prior_is_sane_and_the_first_prompts_correct_it() -> None:
     assert cost.seconds(4000, 0) == pytest.approx(took(4000, 0, 0.1), rel=0.3)
 
 
+@pytest.mark.parametrize("tokens", [10, 200, 8000, 100_000])
+@pytest.mark.parametrize("seconds", [0.0003, 0.003, 0.03, 0.3])
+def test_work_that_is_always_the_same_is_learned(tokens: int, seconds: float) -> None:
+    cost = PrefillCost()
+    for _ in range(6):
+        cost.observe(1, tokens, pairs(tokens, 0), seconds)
+    assert cost.seconds(tokens, 0) == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [262, 8218])
+def test_work_that_is_always_the_same_stays_learned(tokens: int) -> None:
+    cost, rng = PrefillCost(), Random(6)
+    for n in range(5000):
+        count, each = rng.choice((1, 1, 2, 3)), tokens + rng.randrange(3)
+        took_s = count * 0.0003 * rng.lognormvariate(0, 0.6)
+        cost.observe(count, count * each, count * pairs(each, 0), took_s)
+        assert n < 20 or 0.0001 < cost.seconds(tokens, 0) < 0.001, n
+
+
 def test_stalls_are_left_out() -> None:
     cost, rng = PrefillCost(), Random(3)
     feed(cost, rng, 50)
