@@ -12,7 +12,6 @@ from typing import Final
 Features = tuple[float, float, float]
 _Symmetric = tuple[float, float, float, float, float, float]
 """Upper triangle of a 3 x 3 matrix."""
-_NOTHING: Final[_Symmetric] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 _FORGETTING: Final = 0.995
 """Weight of an observation against the one after it: about the last 200 count."""
@@ -48,18 +47,21 @@ class Regression:
         self._scales = scales
         self.weights = prior
         """By the features as given; never negative."""
-        self._before = prior
-        """What was thought before the first observation that counts."""
-        self._squares = _NOTHING
-        """Sum of x x' over the observations, scaled: the upper triangle."""
-        self._moment = (0.0, 0.0, 0.0)
-        """Sum of x y over the observations, scaled."""
+        self._begin()
         self._far = 0
         """Observations in a row that were left out: above the line counted up, below counted down."""
         self.error = 1.0
         """Usual distance of an observation from what was predicted, as a share of what was predicted."""
         self.observations = 0
         self.rejected = 0
+
+    def _begin(self) -> None:
+        self._before = self.weights
+        """What was thought before the first observation that counts."""
+        self._squares: _Symmetric = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        """Sum of x x' over the observations, scaled."""
+        self._moment: Features = (0.0, 0.0, 0.0)
+        """Sum of x y over the observations, scaled."""
 
     def predict(self, x: Features) -> float:
         """What the features should come to; never negative for features that are not."""
@@ -91,7 +93,7 @@ class Regression:
         if abs(self._far) < _CHANGED_AFTER:
             return False
         self._far = 0
-        self._before, self._squares, self._moment = self.weights, _NOTHING, (0.0, 0.0, 0.0)
+        self._begin()
         self.observations = 0
         self.error = 1.0
         return True
