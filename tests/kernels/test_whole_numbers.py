@@ -67,6 +67,17 @@ def test_the_longest_row_of_extremes_fits_the_sums(unit: str, bits: int) -> None
     torch.testing.assert_close(got, x @ w.t(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("rows", range(1, 16))
+def test_low_planes_of_minus_128_meet_the_largest_weights(unit: str, rows: int) -> None:
+    """A byte that has no negative, in every tile: 128 is 256 * 1 - 128, and the row's largest makes its scale 1."""
+    k = 66
+    x, w = torch.full((rows, k), 128.0), torch.full((33, k), 127.0)
+    x[:, 0], x[1::2, 1:], x[2::3, 1::2] = 32512.0, -128.0, -128.0
+    w[1], w[2, ::2], w[3, ::3] = -127.0, -127.0, 0.0
+    assert quantise_rows(x, 16)[1].eq(1).all()
+    assert ops.linear(x, packed(w, 16, unit)).equal(reference.linear(x, packed(w, 16, "torch")))
+
+
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// W8A8 and W8A16: int8 weights whose rows are made whole numbers of 8 or 16 bits, one scale a row.
+// W8A8 and W8A16: int8 weights (-127..127) whose rows are made whole numbers of 8 or 16 bits, one scale a row.
 enum omni_dtype { OMNI_F32 = 0, OMNI_BF16 = 1, OMNI_I8 = 2, OMNI_W8A8 = 3, OMNI_W8A16 = 4 };
 
 enum omni_status {
