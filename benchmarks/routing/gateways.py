@@ -33,13 +33,15 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a gateway listens, which workers it has, where it may write, and the folder of the model."""
+    """Where a gateway listens, which workers it has, where it may write, the folder of the model, and the limit."""
 
     port: int
     metrics_port: int
     workers: Sequence[WorkerAddress]
     folder: Path
     model: Path
+    tpot_s: float
+    """So long a token may take for an answer to count, in seconds of the gateway's clock."""
 
     def of(self, role: str) -> list[WorkerAddress]:
         """The workers of one role."""
@@ -94,8 +96,8 @@ def _router(family: str, policy: str, decode: str | None = None) -> Gateway:
     return Gateway(f"{family}/{label}", f"{family} {label}", command, renders=policy == "kv_aware")
 
 
-def omni_config(place: Place, policy: str) -> str:
-    """YAML of our own gateway. `policy`: apc or independent."""
+def omni_config(place: Place, limited: bool) -> str:
+    """YAML of our own gateway. `limited`: it is told how long tokens may take, and that D may compute prompts."""
     workers = [
         {
             "name": f"{worker.role}-{worker.port}",
@@ -109,28 +111,31 @@ def omni_config(place: Place, policy: str) -> str:
     ]
     config: dict[str, object] = {
         "listen": {"host": "127.0.0.1", "port": place.port},
-        "kv_cache_policy": policy,
+        "kv_cache_policy": "apc",
         "model": {"path": str(place.model)},
         "limits": {"queue_timeout_s": 600.0},
         "access_log": {"path": str(place.folder / "access.log")},
         "workers": workers,
     }
+    if limited:
+        config["scheduling"] = {"tpot_limit_s": place.tpot_s, "aggregate_below_tokens": None}
     return yaml.safe_dump(config, sort_keys=False)
 
 
-def _omni(policy: str) -> Callable[[Place], list[str]]:
+def _omni(limited: bool) -> Callable[[Place], list[str]]:
     def command(place: Place) -> list[str]:
         if importlib.util.find_spec("omni_proxy") is None:
             raise Missing("omni_proxy cannot be imported by this Python")
         config = place.folder / "omni.yaml"
-        config.write_text(omni_config(place, policy))
+        config.write_text(omni_config(place, limited))
         return [sys.executable, "-m", "omni_proxy", "serve", "-c", str(config), "--log-level", "warning"]
 
     return command
 
 
 GATEWAYS: Final = (
-    Gateway("omni", "omni-proxy", _omni("apc")),
+    Gateway("omni", "omni-proxy", _omni(limited=False)),
+    Gateway("omni/limit", "omni-proxy, TPOT limit", _omni(limited=True)),
     _router("vllm-router", "kv_aware"),
     _router("vllm-router", "cache_aware"),
     _router("vllm-router", "cache_aware", "power_of_two"),

@@ -84,7 +84,7 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
     port, metrics_port = free_ports(2)
     folder = Path(tempfile.mkdtemp(dir=conditions.folder))
     folder.chmod(0o711)  # nginx's workers are another user
-    place = Place(port, metrics_port, fleet.workers, folder, conditions.model)
+    place = Place(port, metrics_port, fleet.workers, folder, conditions.model, conditions.slo.tpot / conditions.speed)
     cpus = [*conditions.cpus, *(cpu for cpu in conditions.other_cpus if cpu not in conditions.cpus)]
     fleet.let_render(gateway.renders)
     with procs.Proc(gateway.command(place), conditions.cpus, folder / "log") as process:

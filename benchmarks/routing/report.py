@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.routing.measure import Result
 from omni_proxy.sim.report import seconds_text, table
 
-OURS = "omni-proxy"
+OURS = ("omni-proxy", "omni-proxy, TPOT limit")
 _HEAD = (
     "", "TTFT mean", "p50", "p90", "p99", "TPOT mean", "p99", "goodput", "cached", "completed", "rejected", "errors",
     "gateway CPU", "cores",
@@ -91,16 +91,14 @@ def _verdicts(results: Sequence[Result]) -> list[str]:
         for name, every in _by_gateway(results).items()
         if (mine := [r for r in every if r.figures is not None and r.figures.ttft is not None])
     }
-    ours = found.pop(OURS, None)
-    if ours is None:
-        return []
+    ours = {name: found.pop(name) for name in OURS if name in found}
     with_pd = {name: mine for name, mine in found.items() if mine[0].pd}
     without = {name: mine for name, mine in found.items() if not mine[0].pd}
     kinds = (("the best peer with PD", with_pd), ("without PD, where every worker does both", without))
-    return [_verdict(kind, ours, peers) for kind, peers in kinds if peers]
+    return [_verdict(name, kind, mine, peers) for name, mine in ours.items() for kind, peers in kinds if peers]
 
 
-def _verdict(kind: str, ours: Sequence[Result], peers: Mapping[str, Sequence[Result]]) -> str:
+def _verdict(name: str, kind: str, ours: Sequence[Result], peers: Mapping[str, Sequence[Result]]) -> str:
     parts = []
     for which in ("mean", "p50", "p90", "p99"):
         best = min(peers, key=lambda name: ttft(peers[name], which))
@@ -109,7 +107,7 @@ def _verdict(kind: str, ours: Sequence[Result], peers: Mapping[str, Sequence[Res
     best = max(peers, key=lambda name: goodput(peers[name]))
     other = goodput(peers[best])
     parts.append(f"goodput {goodput(ours) / other:.2f} ({best})" if other else "goodput: nobody has any")
-    return f"omni-proxy to {kind}: {', '.join(parts)}."
+    return f"{name} to {kind}: {', '.join(parts)}."
 
 
 def _unfair(results: Sequence[Result]) -> list[str]:

@@ -91,7 +91,6 @@ class Board:
             ready = pool is not None and bool(pool.alone if request.alone else pool.ready)
             deadline = now + (self.settings.queue_timeout_s if ready else self.settings.no_worker_timeout_s)
         if retry is False and not alone and pool is not None and self.planner.place_alone(request, now):
-            request.move(ON_ENQUEUE_DECODE, now)
             self.start(request, now)
             return
         if alone:
@@ -140,6 +139,8 @@ class Board:
 
     def start(self, request: Request, now: float) -> None:
         """Send the legs for which leases have just been booked."""
+        if request.prefill_lease is None and request.stage is not DECODE_WAITING:
+            request.move(ON_ENQUEUE_DECODE, now)  # its prompt goes to a D whole
         if request.stage is DECODE_WAITING:
             request.move(ON_GRANTED, now)
             assert request.decode_lease is not None

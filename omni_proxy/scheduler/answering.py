@@ -6,9 +6,8 @@ shortest expected answer goes first, as it gives its place back first; who is st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import Final
 
 from omni_proxy.apc.index import PrefixIndex
 from omni_proxy.lifecycle.enums import AGGREGATED
@@ -21,12 +20,6 @@ from omni_proxy.scheduler.pools import Pool, Pools, domain_of
 from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.settings import SchedulingSettings
 
-_MOST_ADDED: Final = 0.5
-"""Of a decode worker's step, that a prompt may make it longer."""
-
-Soonest = Callable[[Request, float], float]
-"""The instant at which a P could have computed a prompt."""
-
 
 class AnswerPlan:
     """Places the D legs of prefilled requests, the only legs of others, and the D side of pairs."""
@@ -37,16 +30,12 @@ class AnswerPlan:
         self._queue = queue
         self._index = index
         self._starvation_timeout_s = inf
-        self._aggregate_below: int | None = 0
-        self._aggregate_below_of: Mapping[str, int] = {}
         self._buckets = Buckets((), 0.0)
         self._ranks = True
 
     def configure(self, settings: SchedulingSettings, buckets: Buckets) -> None:
         """Use these settings from now on."""
         self._starvation_timeout_s = settings.starvation_timeout_s
-        self._aggregate_below = settings.aggregate_below_tokens
-        self._aggregate_below_of = settings.model_aggregate_below_tokens
         self._buckets = buckets
         self._ranks = "answers" not in settings.without
 
@@ -77,28 +66,7 @@ class AnswerPlan:
         choice = self.pick(request, self._answering(request, pool), now)
         if choice is None:
             return False
-        self._grant(request, choice, now)
-        return True
-
-    def place_alone(self, request: Request, soonest: Soonest, now: float) -> bool:
-        """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room.
-
-        It is worth it where the prompt is ready sooner by more than all answers made there lose together, and holds up
-        none of them much: by half a step at most. Answers that have a limit lose nothing while the step is within it.
-        """
-        pool = self._pools.of(request.model)
-        limit = self._aggregate_below
-        if self._aggregate_below_of:
-            limit = self._aggregate_below_of.get(request.model, limit)
-        if limit == 0 or pool is None or not pool.alone or self._queue.waits:
-            return False
-        choice = self.pick(request, pool.alone, now)
-        if choice is None:
-            return False
-        tokens = request.prompt_tokens - choice.cached
-        if tokens >= limit if limit is not None else not self._worth_alone(request, choice, pool, soonest, now):
-            return False
-        self._grant(request, choice, now)
+        self.grant(request, choice, now)
         return True
 
     def pick(self, request: Request, able: Sequence[WorkerLoad], now: float) -> AnswerChoice | None:
@@ -115,23 +83,8 @@ class AnswerPlan:
             self._buckets.away_s(request.prompt_tokens, able),
         )
 
-    def _worth_alone(self, request: Request, choice: AnswerChoice, pool: Pool, soonest: Soonest, now: float) -> bool:
-        worker, tokens = choice.worker, request.prompt_tokens - choice.cached
-        if worker.prefill_tokens:
-            return False
-        seqs, kv_tokens = worker.seqs + worker.other_seqs, worker.kv_tokens + worker.other_kv_tokens
-        step_s = worker.decoding.cost.step_s(seqs, kv_tokens)
-        added_s = worker.backlog.cost.added_s(tokens, choice.cached)
-        limit_s = min(self._booking.targets.tpot_s(request.spec), worker.step_limits.tightest)
-        unlimited = worker.seqs - len(worker.step_limits)
-        if step_s + added_s > limit_s or ((unlimited or limit_s == inf) and added_s > _MOST_ADDED * step_s):
-            return False
-        if not pool.prefill:
-            return True
-        sooner_s = soonest(request, now) - now + self._booking.learning.handoff_s - choice.prefill_s
-        return sooner_s > added_s * unlimited
-
-    def _grant(self, request: Request, choice: AnswerChoice, now: float) -> None:
+    def grant(self, request: Request, choice: AnswerChoice, now: float) -> None:
+        """Book an answer, and its prompt where nobody has computed that."""
         prefill_tokens = 0
         if request.handoff_from is None:
             request.mode = AGGREGATED
@@ -139,7 +92,9 @@ class AnswerPlan:
             request.predicted_first_at = now + choice.prefill_s
         lease = self._booking.grant_decode(request, choice.placement, prefill_tokens)
         if prefill_tokens:
-            choice.worker.backlog.granted(lease, prefill_tokens, choice.cached, now)
+            backlog = choice.worker.backlog
+            choice.worker.decoding.paused(backlog.cost.added_s(prefill_tokens, choice.cached))
+            backlog.granted(lease, prefill_tokens, choice.cached, now)
 
     def _answering(self, request: Request, pool: Pool) -> Sequence[WorkerLoad]:
         """Those that can make the answer: from P's KV where it waits for them, else on their own."""

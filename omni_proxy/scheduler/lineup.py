@@ -91,7 +91,7 @@ class Lineup:
             self._shares.took(request.spec.tenant, uncached)
 
     def took_elsewhere(self, tenant: str, tokens: int) -> None:
-        """Another gateway had so many prompt tokens computed for a tenant."""
+        """So many prompt tokens are computed for a tenant by others than our prefill workers."""
         if self._shares is not None:
             self._shares.took(tenant, tokens)
 

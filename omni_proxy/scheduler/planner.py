@@ -14,6 +14,7 @@ from omni_proxy.apc.index import NoIndex, PrefixIndex
 from omni_proxy.lifecycle.enums import AGGREGATED, DECODE_WAITING, PARALLEL
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import Lease, Placement, RequestSpec, Stage
+from omni_proxy.scheduler.alone import AlonePlan
 from omni_proxy.scheduler.answering import AnswerPlan
 from omni_proxy.scheduler.answers import AnswerChoice
 from omni_proxy.scheduler.booking import Booking
@@ -52,6 +53,7 @@ class Planner:
         self._pairs = Pairs(self._booking, pools)
         self._roles = Roles(ledger, self.prefill_queue, self.decode_queue)
         self.answers = AnswerPlan(self._booking, pools, self.decode_queue, index)
+        self._alone = AlonePlan(self._booking, pools, self.answers, self.decode_queue)
         self._lineup = make_lineup(settings)
         self.prefill = PrefillPlan(
             ledger,
@@ -60,6 +62,7 @@ class Planner:
             homes,
             self._lineup,
             self._pairs,
+            self._alone,
             self._grant_prefill,
         )
         self._changed = False
@@ -73,6 +76,7 @@ class Planner:
         self._booking.targets = Targets(settings)
         self._pairs.configure(buckets)
         self.answers.configure(settings, buckets)
+        self._alone.configure(settings)
         self._lineup = make_lineup(settings)
         self.prefill.configure(self._lineup, settings.without)
         self._roles.configure(settings.elastic_roles, settings.tpot_limit_s)
@@ -229,8 +233,12 @@ class Planner:
         return now if soonest == inf else soonest + self.learning.handoff_s
 
     def place_alone(self, request: Request, now: float) -> bool:
-        """Grant a decode worker a prompt so short that a handoff is not worth it; False where it is, or for no room."""
-        return self.answers.place_alone(request, self.prefill.soonest, now)
+        """Grant a decode worker a prompt that has just come, if a handoff is not worth it; False also for no room."""
+        limit = self._alone.limit(request.model)
+        if limit == 0 or (limit is None and self.prefill_queue.waits):  # the next walk looks at all that wait
+            return False
+        computed_at = self.prefill.soonest(request, now) if limit is None else inf
+        return self._alone.place(request, computed_at, self.prefill.behind(), now)
 
     def adopt(
         self, request: Request, prefill: Lease | None, decode: Lease | None, handoff_from: str | None, now: float

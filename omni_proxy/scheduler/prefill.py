@@ -18,8 +18,10 @@ from omni_proxy.apc.index import PrefixIndex
 from omni_proxy.lifecycle.enums import PREFILL_LEG
 from omni_proxy.lifecycle.request import Request
 from omni_proxy.messages import Placement
+from omni_proxy.scheduler.alone import LOOKED_AT, AlonePlan
 from omni_proxy.scheduler.backlog import LEAD_S
 from omni_proxy.scheduler.foreseen import KEPT_S, Foreseen
+from omni_proxy.scheduler.instants import sooner
 from omni_proxy.scheduler.ledger import Ledger
 from omni_proxy.scheduler.lineup import Lineup
 from omni_proxy.scheduler.load import WorkerLoad
@@ -74,6 +76,7 @@ class PrefillPlan:
         homes: Homes | None,
         lineup: Lineup,
         pairs: Pairs,
+        alone: AlonePlan,
         grant: Grant,
     ) -> None:
         self._ledger = ledger
@@ -82,6 +85,7 @@ class PrefillPlan:
         self._homes = homes
         self._lineup = lineup
         self._pairs = pairs
+        self._alone = alone
         self._grant = grant
         self._foreseen = Foreseen()
         self._turns = Turns(ledger)
@@ -195,10 +199,12 @@ class PrefillPlan:
         """Grant what can be granted; yields each request after its leases are booked."""
         self._foreseen.begin_walk(now)
         self._turns.begin_walk()
-        opened = self._survey(now)
-        if opened:
-            yield from self._walk(now, opened)
+        opened, looked_at = self._survey(now), LOOKED_AT if self._alone.is_open else 0
+        if opened or looked_at:
+            yield from self._walk(now, opened, looked_at)
         self.wake_at = self._next_opening(now)
+        if looked_at and self._queue.waits:
+            self.wake_at = sooner(self.wake_at, now + self._alone.again_s)
 
     def _survey(self, now: float) -> int:
         """Note for each worker when it is free and whether it is open; returns how many are."""
@@ -213,9 +219,10 @@ class PrefillPlan:
                     opened += 1
         return opened
 
-    def _walk(self, now: float, opened: int) -> Iterator[Request]:
+    def _walk(self, now: float, opened: int, looked_at: int) -> Iterator[Request]:
+        """`opened`: so many workers may take a prompt; `looked_at`: so many may go to a decode worker instead."""
         matches, depth = MATCHES, self._depth()
-        behind = min(self._behind(), self._most_behind)
+        behind = self.behind()
         for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
             able = self._pairs.able(request, now)
             if not able:
@@ -224,6 +231,13 @@ class PrefillPlan:
                 request.match(self._index.match(request.block_keys), now)
                 matches -= 1
             choice = self.best(request, able, behind, now)
+            if looked_at:
+                looked_at -= 1
+                if self._alone.place(request, choice.finish, behind, now):
+                    self._lineup.took_elsewhere(request.spec.tenant, request.prompt_tokens - request.best_cached)
+                    self._queue.remove(request)
+                    yield request
+                    continue
             backlog = choice.worker.backlog
             granted = not backlog.reserved and self._take(request, choice, able, now)
             if granted:
@@ -237,14 +251,18 @@ class PrefillPlan:
             if not backlog.reserved and not (granted and is_open(choice.worker, now, backlog.lead_s(depth))):
                 backlog.reserved = True
                 opened -= 1
-                if opened <= 0:
-                    return
+            if opened <= 0 and not looked_at:
+                return
 
     def _depth(self) -> float:
         """As how many prompts for each prefill worker what is sent ahead is measured."""
-        return self._behind() if self._sends_ahead else 0.0
+        return self._waiting() if self._sends_ahead else 0.0
 
-    def _behind(self) -> float:
+    def behind(self) -> float:
+        """How many prompts a second of a worker's time delays, as far as it counts."""
+        return min(self._waiting(), self._most_behind)
+
+    def _waiting(self) -> float:
         """How many prompts wait for each prefill worker."""
         return (len(self._queue.waits) + self._ledger.others_waiting) / max(1, self._ledger.prefill_count)
 

@@ -21,6 +21,11 @@ class Targets:
         self._any_ttft_s = settings.ttft_target_s
         self._any_tpot_s = inf if settings.tpot_limit_s is None else settings.tpot_limit_s
 
+    @property
+    def paces(self) -> bool:
+        """Was any answer promised how long its steps take?"""
+        return bool(self._tpot_s) or self._any_tpot_s < inf
+
     def ttft_s(self, spec: RequestSpec) -> float | None:
         """In so many seconds after its arrival the first token should come; None: nobody says."""
         if spec.ttft_target_s is not None:

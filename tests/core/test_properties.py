@@ -333,6 +333,7 @@ SCHEDULINGS = [
     for below in (0, None, 60)
 ] + [
     SchedulingSettings(elastic_roles=True, tpot_limit_s=0.016, aggregate_below_tokens=None),
+    SchedulingSettings(tpot_limit_s=0.05, aggregate_below_tokens=None),
     SchedulingSettings(
         elastic_roles=True, length_buckets=(LengthBucket(60, ("w0", "w1")), LengthBucket(None, ("w2",)))
     ),

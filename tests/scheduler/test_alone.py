@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_proxy.core import Core
-from omni_proxy.messages import Arrived, FirstToken, Mode, PrefillDone, StartDecode, StartPrefill
+from omni_proxy.messages import Arrived, FirstToken, Mode, PrefillDone, StartDecode, StartPrefill, Tick
 from omni_proxy.scheduler.cost import PrefillCost
 from omni_proxy.scheduler.settings import SchedulingSettings
 from tests.core.steps import core_of, spec, worker
@@ -76,8 +76,76 @@ def test_with_a_limit_a_step_may_take_as_long_as_that() -> None:
     begun = first_leg(core, "a", 600, 0.0)  # 30 ms in a step of 15 ms
     assert isinstance(begun, StartDecode)
     core.handle(FirstToken(begun.lease), 0.05)
-    assert isinstance(first_leg(core, "b", 800, 0.1), StartPrefill)  # 40 ms
-    assert isinstance(first_leg(limited(0.02), "c", 120, 0.0), StartPrefill), "also a limit below half a step more"
+    assert isinstance(first_leg(core, "b", 800, 0.06), StartPrefill)  # 40 ms
+    core = limited(0.02)
+    answering(core, "a", 0.0)
+    assert isinstance(first_leg(core, "c", 120, 0.001), StartPrefill), "also a limit below half a step more"
+
+
+def busy_prefill(core: Core, now: float) -> None:
+    """P computes for 4 s from now on."""
+    core.handle(Arrived("busy", spec(40_000)), now)
+
+
+def answering(core: Core, rid: str, now: float) -> None:
+    """D makes an answer from now on."""
+    begun = first_leg(core, rid, 100, now)
+    assert isinstance(begun, StartDecode)
+    core.handle(FirstToken(begun.lease), now)
+
+
+def test_answers_that_are_ahead_of_their_limit_may_pause() -> None:
+    core = limited(0.05)
+    answering(core, "a", 0.0)
+    busy_prefill(core, 0.01)
+    # By then 0.4 s at 15 ms a token, 50 ms promised: 0.93 s ahead.
+    begun = first_leg(core, "b", 9_000, 0.4)  # 0.45 s
+    assert isinstance(begun, StartDecode)
+    core.handle(FirstToken(begun.lease), 0.9)
+    assert core.handle(Arrived("c", spec(9_000)), 0.91) == [], "what is ahead is used up, and b has just begun"
+
+
+def test_a_pause_is_never_long() -> None:
+    core = limited(0.05)
+    answering(core, "a", 0.0)
+    busy_prefill(core, 0.01)
+    assert core.handle(Arrived("b", spec(18_000)), 3.0) == []  # 1.2 s
+    assert isinstance(first_leg(core, "c", 14_000, 3.0), StartDecode)  # 0.9 s
+
+
+def test_a_prompt_that_waits_goes_to_answers_that_have_got_ahead() -> None:
+    core = limited(0.05)
+    answering(core, "a", 0.0)
+    busy_prefill(core, 0.01)
+    assert core.handle(Arrived("b", spec(9_000)), 0.1) == []
+    at, effects = 0.1, []
+    while not effects:
+        wakeup = core.next_wakeup()
+        assert wakeup is not None
+        assert wakeup <= at + 0.051
+        at = wakeup
+        effects = core.handle(Tick(), at)
+    (begun,) = effects
+    assert isinstance(begun, StartDecode)
+    assert begun.lease.rid == "b"
+    assert 0.15 < at < 0.3
+    core.check()
+
+
+def test_who_waits_has_the_first_turn() -> None:
+    core = limited(0.05)
+    answering(core, "a", 0.0)
+    busy_prefill(core, 0.01)
+    assert core.handle(Arrived("b", spec(2_000)), 0.02) == []
+    (begun,) = core.handle(Arrived("c", spec(3_000)), 0.12)
+    assert isinstance(begun, StartDecode)
+    assert begun.lease.rid == "b"
+
+
+def test_where_a_prefill_worker_is_idle_answers_pause_for_less_than_is_gained() -> None:
+    core = limited(0.05)
+    answering(core, "a", 0.0)
+    assert isinstance(first_leg(core, "b", 3_000, 3.0), StartPrefill), "0.15 s of pause for 0.05 s of handoff"
 
 
 def test_answers_within_their_limit_lose_nothing() -> None:
@@ -95,7 +163,7 @@ def test_the_tightest_limit_there_holds_for_prompts() -> None:
     (begun,) = core.handle(Arrived("tight", spec(100, priority=1)), 0.0)
     assert isinstance(begun, StartDecode)
     core.handle(FirstToken(begun.lease), 0.05)
-    assert isinstance(first_leg(core, "a", 600, 0.1), StartPrefill)
+    assert isinstance(first_leg(core, "a", 600, 0.06), StartPrefill)
 
 
 def test_an_answer_without_a_limit_loses_what_a_prompt_takes() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from omni_proxy.lifecycle.request import Request
@@ -93,6 +95,28 @@ def test_answers_teach_what_steps_take() -> None:
         now += 5.0
     assert decoding.cost.step_s(3, 3000) == pytest.approx(0.025, rel=0.05)
     assert len(decoding) == 0
+
+
+def test_pauses_are_no_part_of_steps() -> None:
+    decoding = Decoding()
+    for n in range(20):
+        lease, begin = d(str(n), 1, "d0"), 10.0 * n
+        decoding.begun(lease, 1000, begin)
+        decoding.paused(1.0)
+        decoding.ended(lease, 100, begin + 1.0 + 99 * 0.02)
+    assert decoding.step_s(1, 1000) == pytest.approx(0.02, rel=0.05)
+
+
+def test_answers_are_ahead_by_what_the_least_of_them_is() -> None:
+    decoding = Decoding()
+    assert decoding.ahead_s(0.05, 0.02, 3.0) == inf
+    decoding.begun(d("a", 1, "d0"), 1000, 0.0)
+    assert decoding.ahead_s(0.05, 0.02, 2.0) == pytest.approx(3.0)  # 100 tokens for which 5 s were promised
+    decoding.paused(1.0)
+    assert decoding.ahead_s(0.05, 0.02, 3.0) == pytest.approx(2.0)
+    decoding.begun(d("b", 1, "d0"), 1000, 3.0)
+    assert decoding.ahead_s(0.05, 0.02, 3.4) == pytest.approx(0.6)
+    assert decoding.ahead_s(0.05, 0.06, 3.4) < 0.0, "steps are too slow for the limit"
 
 
 def test_cut_and_uncounted_answers_teach_nothing() -> None:

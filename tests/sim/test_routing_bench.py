@@ -50,10 +50,12 @@ def result(gateway: str, load: float, seed: int, ttft: float, pd: bool = True) -
 def test_the_median_of_slices_and_the_ratio_to_the_best_peer() -> None:
     results = [result("omni-proxy", 0.75, seed, ttft) for seed, ttft in enumerate((0.5, 1.0, 9.0))]
     results += [result("a", 0.75, seed, 2.0) for seed in range(3)] + [result("b", 0.75, seed, 4.0) for seed in range(3)]
+    results += [result("omni-proxy, TPOT limit", 0.75, seed, 0.4) for seed in range(3)]
     results += [result("nginx", 0.75, 0, 0.5, pd=False), Result("c", 0.75, 0, None, reason="not installed")]
     text = report(results)
     assert "median of 3 slices" in text
     assert "omni-proxy to the best peer with PD: TTFT mean 0.50 (a)" in text
+    assert "omni-proxy, TPOT limit to the best peer with PD: TTFT mean 0.20 (a)" in text
     assert "without PD, where every worker does both: TTFT mean 2.00 (nginx wins)" in text
     assert "c: no figures: not installed" in text
 
@@ -61,11 +63,14 @@ def test_the_median_of_slices_and_the_ratio_to_the_best_peer() -> None:
 def place(folder: Path) -> Place:
     prefill = WorkerAddress(1001, "prefill", 1002, 1004, 32, 32_000)
     workers = [prefill, WorkerAddress(1003, "decode", None, 1005, 256, 32_000)]
-    return Place(1000, 999, workers, folder, folder / "model")
+    return Place(1000, 999, workers, folder, folder / "model", 0.025)
 
 
 def test_our_config_is_valid(tmp_path: Path) -> None:
-    config = parse(yaml.safe_load(omni_config(place(tmp_path), "apc")), "omni.yaml")
+    config = parse(yaml.safe_load(omni_config(place(tmp_path), limited=True)), "omni.yaml")
+    assert (config.scheduling.tpot_limit_s, config.scheduling.aggregate_below_tokens) == (0.025, None)
+    config = parse(yaml.safe_load(omni_config(place(tmp_path), limited=False)), "omni.yaml")
+    assert (config.scheduling.tpot_limit_s, config.scheduling.aggregate_below_tokens) == (None, 0)
     assert [(w.role.value, w.max_seqs) for w in config.workers] == [("prefill", 32), ("decode", 256)]
 
 
@@ -77,7 +82,11 @@ def test_every_gateway_gets_every_worker(tmp_path: Path) -> None:
     assert len({gateway.name for gateway in GATEWAYS}) == len(GATEWAYS)
     with pytest.raises(ConfigError, match="there is no 'apache'"):
         chosen("omni,apache")
-    assert [gateway.row for gateway in chosen("vllm-router/kv_aware,omni")] == ["omni-proxy", "vllm-router kv_aware"]
+    assert [gateway.row for gateway in chosen("vllm-router/kv_aware,omni")] == [
+        "omni-proxy",
+        "omni-proxy, TPOT limit",
+        "vllm-router kv_aware",
+    ]
     assert {gateway.family for gateway in chosen("sglang-router")} == {"sglang-router"}
 
 
@@ -103,8 +112,8 @@ def test_results_are_kept_and_not_measured_again(tmp_path: Path) -> None:
         prefill=1, decode=1, preset="demo",
     )  # fmt: skip
     left = [(r.load, r.seed, [g.name for g in r.gateways]) for r in _rounds(options, chosen("omni,nginx"), again)]
-    both = ["omni", "nginx"]
-    assert left == [(0.5, 0, ["nginx"]), (0.9, 0, both), (0.5, 1, both), (0.9, 1, both)]
+    both = ["omni", "omni/limit", "nginx"]
+    assert left == [(0.5, 0, both[1:]), (0.9, 0, both), (0.5, 1, both), (0.9, 1, both)]
     with pytest.raises(ConfigError, match="of another run: speed was 4, now it is 2"):
         Kept.of(path, {"requests": "3", "speed": "2"})
     path.write_text("[]")
