@@ -56,6 +56,8 @@ class Gateway:
     row: str
     command: Callable[[Place], list[str]]
     pd: bool = True
+    whole: bool = False
+    """Prompts may go to a decode worker whole: not every one passes a prefill worker."""
     renders: bool = False
     """It asks workers for the token ids of prompts, and needs them to answer."""
 
@@ -135,7 +137,7 @@ def _omni(limited: bool) -> Callable[[Place], list[str]]:
 
 GATEWAYS: Final = (
     Gateway("omni", "omni-proxy", _omni(limited=False)),
-    Gateway("omni/limit", "omni-proxy, TPOT limit", _omni(limited=True)),
+    Gateway("omni/limit", "omni-proxy, TPOT limit", _omni(limited=True), whole=True),
     _router("vllm-router", "kv_aware"),
     _router("vllm-router", "cache_aware"),
     _router("vllm-router", "cache_aware", "power_of_two"),

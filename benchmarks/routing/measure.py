@@ -96,7 +96,7 @@ def _measure(gateway: Gateway, fleet: Fleet, conditions: Conditions) -> Result:
         after = fleet.counts(gateway.pd)
     late = lag(seen)
     queries = after.queries - counts.queries
-    asked = _check_legs(seen, queries)
+    asked = 0 if gateway.whole else _check_legs(seen, queries)
     return Result(
         gateway.row,
         conditions.load,

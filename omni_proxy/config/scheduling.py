@@ -65,7 +65,7 @@ class Scheduling(Section):
     aggregate_below_tokens: Annotated[int, Field(ge=0)] | None = 0
     """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; null: decided by cost.
 
-    By cost, answers lose nothing as long as their worker's step stays within `tpot_limit_s`."""
+    By cost, prompts take the time on decode workers that answers there are ahead of their `tpot_limit_s`."""
 
     @model_validator(mode="after")
     def _weights_weigh(self) -> Self:

@@ -30,7 +30,7 @@ from omni_proxy.scheduler.queue import WaitingQueue
 from omni_proxy.scheduler.settings import SchedulingSettings
 
 LOOKED_AT: Final = 8
-"""So many prompts at the head of the queue are compared with a decode worker in one walk."""
+"""So many prompts that wait are compared with decode workers in one walk."""
 _AGAIN_S: Final = 0.05
 _MOST_ADDED: Final = 0.5
 """Of a decode worker's step, that a prompt may make it longer where answers have no limit."""
@@ -54,20 +54,20 @@ class AlonePlan:
         self._below = settings.aggregate_below_tokens
         self._below_of = settings.model_aggregate_below_tokens
 
-    @property
-    def is_open(self) -> bool:
-        """May a prompt that waits for a P still go to a D whole? Is one without a prompt, that is."""
+    def spare_s(self, now: float) -> float:
+        """So much time a prompt may take at the decode worker that has most to spare; 0: none may go there now."""
         if self._below is not None or self._queue.waits:
-            return False
+            return 0.0
+        limit_s, most_s = self._booking.targets.loosest_tpot_s, 0.0
         for worker in self._booking.ledger:
             if not worker.prefills and worker.takes_work and not worker.prefill_tokens:
-                return True
-        return False
+                most_s = max(most_s, self._most_added_s(limit_s, worker, now))
+        return most_s
 
     @property
     def again_s(self) -> float:
         """After so long answers may have got far enough ahead of their limits for a prompt that waits now."""
-        return _AGAIN_S if self._booking.targets.paces else inf
+        return _AGAIN_S if self._booking.targets.loosest_tpot_s < inf else inf
 
     def limit(self, model: str) -> int | None:
         """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; None: that depends on cost."""
@@ -101,22 +101,25 @@ class AlonePlan:
             return False  # one at a time: what the first takes is not seen yet
         cost = worker.backlog.cost
         added_s, unlimited = cost.added_s(tokens, choice.cached), worker.seqs - len(worker.step_limits)
-        if added_s > self._most_added_s(request, worker, unlimited, now):
+        if added_s > self._most_added_s(self._booking.targets.tpot_s(request.spec), worker, now):
             return False
         if not pool.prefill:
             return True
         sooner_s = computed_at - now + self._booking.learning.handoff_s - choice.prefill_s
         gained_s = sooner_s + behind * cost.seconds(tokens, choice.cached)
-        # Whose first token is still to come is not ahead of anything.
-        held_up = max(1, unlimited, worker.seqs - len(worker.decoding))
+        # Whose first token is still to come is not ahead of anything; answers that have a limit count as one.
+        held_up = max(min(1, worker.seqs), unlimited, worker.seqs - len(worker.decoding))
         return gained_s > added_s * held_up
 
-    def _most_added_s(self, request: Request, worker: WorkerLoad, unlimited: int, now: float) -> float:
-        """So much time a prompt may take there: answers with a limit must keep it, others lose half a step at most."""
+    def _most_added_s(self, limit_s: float, worker: WorkerLoad, now: float) -> float:
+        """So much time a prompt may take there whose answer has this limit.
+
+        Answers with a limit must keep it, others lose half a step at most.
+        """
         seqs, kv_tokens = worker.seqs + worker.other_seqs, worker.kv_tokens + worker.other_kv_tokens
         step_s = worker.decoding.cost.step_s(seqs, kv_tokens)
-        limit_s = min(self._booking.targets.tpot_s(request.spec), worker.step_limits.tightest)
-        most_s = inf
-        if limit_s < inf:
-            most_s = max(limit_s - step_s, min(_MOST_PAUSE_S, worker.decoding.ahead_s(limit_s, step_s, now)))
-        return min(most_s, _MOST_ADDED * step_s) if unlimited or limit_s == inf else most_s
+        limit_s = min(limit_s, worker.step_limits.tightest)
+        if limit_s == inf:
+            return _MOST_ADDED * step_s
+        most_s = max(limit_s - step_s, min(_MOST_PAUSE_S, worker.decoding.ahead_s(limit_s, step_s, now)))
+        return most_s if worker.seqs == len(worker.step_limits) else min(most_s, _MOST_ADDED * step_s)

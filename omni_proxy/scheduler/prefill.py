@@ -199,11 +199,11 @@ class PrefillPlan:
         """Grant what can be granted; yields each request after its leases are booked."""
         self._foreseen.begin_walk(now)
         self._turns.begin_walk()
-        opened, looked_at = self._survey(now), LOOKED_AT if self._alone.is_open else 0
-        if opened or looked_at:
-            yield from self._walk(now, opened, looked_at)
+        opened, spare_s = self._survey(now), self._alone.spare_s(now)
+        if opened or spare_s > 0.0:
+            yield from self._walk(now, opened, spare_s)
         self.wake_at = self._next_opening(now)
-        if looked_at and self._queue.waits:
+        if self._queue.waits and self._alone.again_s < inf:
             self.wake_at = sooner(self.wake_at, now + self._alone.again_s)
 
     def _survey(self, now: float) -> int:
@@ -219,9 +219,9 @@ class PrefillPlan:
                     opened += 1
         return opened
 
-    def _walk(self, now: float, opened: int, looked_at: int) -> Iterator[Request]:
-        """`opened`: so many workers may take a prompt; `looked_at`: so many may go to a decode worker instead."""
-        matches, depth = MATCHES, self._depth()
+    def _walk(self, now: float, opened: int, spare_s: float) -> Iterator[Request]:
+        """`opened`: so many workers may take a prompt; `spare_s`: so long it may take where it goes to a D instead."""
+        matches, depth, looked_at = MATCHES, self._depth(), LOOKED_AT if spare_s > 0.0 else 0
         behind = self.behind()
         for request in self._lineup.head(self._queue, WALK_REQUESTS, now):
             able = self._pairs.able(request, now)
@@ -231,7 +231,7 @@ class PrefillPlan:
                 request.match(self._index.match(request.block_keys), now)
                 matches -= 1
             choice = self.best(request, able, behind, now)
-            if looked_at:
+            if looked_at and self._takes_s(request, choice) <= spare_s:
                 looked_at -= 1
                 if self._alone.place(request, choice.finish, behind, now):
                     self._lineup.took_elsewhere(request.spec.tenant, request.prompt_tokens - request.best_cached)
@@ -253,6 +253,10 @@ class PrefillPlan:
                 opened -= 1
             if opened <= 0 and not looked_at:
                 return
+
+    def _takes_s(self, request: Request, choice: Choice) -> float:
+        """What a prompt adds to a pass where most of it is cached."""
+        return choice.worker.backlog.cost.added_s(request.prompt_tokens - request.best_cached, request.best_cached)
 
     def _depth(self) -> float:
         """As how many prompts for each prefill worker what is sent ahead is measured."""

@@ -20,11 +20,9 @@ class Targets:
         self._tpot_s: Mapping[int, float] = settings.tpot_limits_s
         self._any_ttft_s = settings.ttft_target_s
         self._any_tpot_s = inf if settings.tpot_limit_s is None else settings.tpot_limit_s
-
-    @property
-    def paces(self) -> bool:
-        """Was any answer promised how long its steps take?"""
-        return bool(self._tpot_s) or self._any_tpot_s < inf
+        limits = [limit for limit in (*self._tpot_s.values(), self._any_tpot_s) if limit < inf]
+        self.loosest_tpot_s = max(limits, default=inf)
+        """Of all limits that somebody set; infinite where nobody did."""
 
     def ttft_s(self, spec: RequestSpec) -> float | None:
         """In so many seconds after its arrival the first token should come; None: nobody says."""
