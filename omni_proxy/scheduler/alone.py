@@ -66,8 +66,8 @@ class AlonePlan:
 
     @property
     def again_s(self) -> float:
-        """After so long answers may have got far enough ahead of their limits for a prompt that waits now."""
-        return _AGAIN_S if self._booking.targets.loosest_tpot_s < inf else inf
+        """After so long answers may be far enough ahead of their limits for a prompt that waits; infinite: never."""
+        return _AGAIN_S if self._below is None and self._booking.targets.loosest_tpot_s < inf else inf
 
     def limit(self, model: str) -> int | None:
         """Prompts with fewer tokens to compute need no handoff; 0: all are handed over; None: that depends on cost."""

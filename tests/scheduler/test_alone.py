@@ -132,6 +132,15 @@ def test_a_prompt_that_waits_goes_to_answers_that_have_got_ahead() -> None:
     core.check()
 
 
+def test_nobody_looks_again_where_every_prompt_is_handed_over() -> None:
+    core = core_of("p0", "d0", scheduling=SchedulingSettings(tpot_limit_s=0.05))
+    busy_prefill(core, 0.01)
+    assert core.handle(Arrived("b", spec(9_000)), 0.1) == []
+    wakeup = core.next_wakeup()
+    assert wakeup is not None
+    assert wakeup > 1.0
+
+
 def test_who_waits_has_the_first_turn() -> None:
     core = limited(0.05)
     answering(core, "a", 0.0)
