@@ -89,6 +89,8 @@ class AlonePlan:
         else:
             worth = self._is_worth_it(request, choice, pool, computed_at, behind, now)
         if worth:
+            added_s = choice.worker.backlog.cost.added_s(request.prompt_tokens - choice.cached, choice.cached)
+            choice.worker.decoding.paused(added_s)
             self._answers.grant(request, choice, now)
         return worth
 

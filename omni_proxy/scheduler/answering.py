@@ -92,9 +92,7 @@ class AnswerPlan:
             request.predicted_first_at = now + choice.prefill_s
         lease = self._booking.grant_decode(request, choice.placement, prefill_tokens)
         if prefill_tokens:
-            backlog = choice.worker.backlog
-            choice.worker.decoding.paused(backlog.cost.added_s(prefill_tokens, choice.cached))
-            backlog.granted(lease, prefill_tokens, choice.cached, now)
+            choice.worker.backlog.granted(lease, prefill_tokens, choice.cached, now)
 
     def _answering(self, request: Request, pool: Pool) -> Sequence[WorkerLoad]:
         """Those that can make the answer: from P's KV where it waits for them, else on their own."""
