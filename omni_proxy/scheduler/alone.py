@@ -60,7 +60,7 @@ class AlonePlan:
             return 0.0
         limit_s, most_s = self._booking.targets.loosest_tpot_s, 0.0
         for worker in self._booking.ledger:
-            if not worker.prefills and worker.takes_work and not worker.prefill_tokens:
+            if not worker.prefills and worker.takes_work and not _computes(worker):
                 most_s = max(most_s, self._most_added_s(limit_s, worker, now))
         return most_s
 
@@ -99,8 +99,8 @@ class AlonePlan:
     ) -> bool:
         """Is it ready sooner there, and others behind it, by more than it holds up answers?"""
         worker, tokens = choice.worker, request.prompt_tokens - choice.cached
-        if worker.prefill_tokens or worker.other_prefill_tokens:
-            return False  # one at a time: what the first takes is not seen yet
+        if _computes(worker):
+            return False
         cost = worker.backlog.cost
         added_s, unlimited = cost.added_s(tokens, choice.cached), worker.seqs - len(worker.step_limits)
         if added_s > self._most_added_s(self._booking.targets.tpot_s(request.spec), worker, now):
@@ -125,3 +125,8 @@ class AlonePlan:
             return _MOST_ADDED * step_s
         most_s = max(limit_s - step_s, min(_MOST_PAUSE_S, worker.decoding.ahead_s(limit_s, step_s, now)))
         return most_s if worker.seqs == len(worker.step_limits) else min(most_s, _MOST_ADDED * step_s)
+
+
+def _computes(worker: WorkerLoad) -> bool:
+    """Has it a prompt? One at a time: what the first takes is not seen yet."""
+    return worker.prefill_tokens + worker.other_prefill_tokens > 0
