@@ -18,9 +18,11 @@ INLINE void deal_blocks(Team& team, const Attend& a, const Run& run) {
         const int64_t first = a.ragged->query_start[s], rows = a.ragged->query_start[s + 1] - first;
         for (int64_t r = 0; r < rows; r += block) {
             const int64_t n = min64(block, rows - r), together = heads_a_block(a, n, group, team.size());
+            const bool last = team.size() == 1 && r + n == rows && s + 1 < a.ragged->sequences;
+            const int64_t after = last && together >= heads ? s + 1 : -1;
             for (int64_t head = 0; head < heads; head += together)
                 if (number++ == task) {
-                    run(Block{s, first + r, n, head, min64(together, heads - head)});
+                    run(Block{s, first + r, n, head, min64(together, heads - head), after});
                     task = team.next(INT64_MAX);
                 }
         }

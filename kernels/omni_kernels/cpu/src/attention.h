@@ -77,14 +77,41 @@ INLINE void find_rows(const Attend& a, const int64_t* table, int64_t head, int64
     }
 }
 
-// What will be read next: `offset` bytes from where `rows` say. Fetched into L2 while a tile's keys are transposed.
+// Query rows [r0, r0 + rows) of sequence `s`, heads [head, head + heads) of the keys. `after`: the sequence whose keys are read
+// next, as a guess; -1 if nobody's.
+struct Block {
+    int64_t s, r0, rows, head, heads, after;
+};
+
+// The tile after that of keys [base, base + KEYS) of a block's `keys`: the next sequence's first where it is the last.
+INLINE void find_next_rows(const Attend& a, const Block& b, int64_t base, int64_t keys, TileRows& rows) {
+    const omni_ragged& r = *a.ragged;
+    const int64_t next = base + KEYS;
+    rows.n = 0;
+    if (next < keys) find_rows(a, r.tables + r.table_start[b.s], b.head, next, min64(KEYS, keys - next), rows);
+    else if (b.after >= 0)
+        find_rows(a, r.tables + r.table_start[b.after], 0, 0, min64(KEYS, r.kv_lens[b.after]), rows);
+}
+
+// Fetches the next tile into L2 while this one's keys are read, in whole rows, as they lie: head by head, memory would be read
+// in steps, which takes up to twice as long.
 struct Coming {
     const TileRows* rows;
-    int64_t offset;
-    __attribute__((always_inline)) void fetch(int64_t j, int64_t at) const {
-        if (j >= rows->n) return;
-        __builtin_prefetch(rows->key[j] + offset + at, 0, 2);
-        __builtin_prefetch(rows->value[j] + offset + at, 0, 2);
+    int64_t key_bytes, value_bytes;  // of a row, all heads; of heads that do not lie side by side the first
+    int64_t each, at = 0;
+    // `times`: how often `fetch` will be called.
+    Coming(const omni_cache& c, int64_t heads, const TileRows& rows, int64_t times)
+        : rows(&rows), each((rows.n + times - 1) / times) {
+        const int64_t bytes = c.dtype == OMNI_BF16 ? 2 : 4;
+        key_bytes = (c.head_stride == c.dim ? heads : 1) * c.dim * bytes;
+        value_bytes = c.keys == c.values ? 0 : (c.head_stride == c.value_dim ? heads : 1) * c.value_dim * bytes;
+    }
+    __attribute__((always_inline)) void fetch() {
+        const int64_t end = min64(at + each, rows->n);
+        for (; at < end; at++) {
+            for (int64_t i = 0; i < key_bytes; i += 64) __builtin_prefetch(rows->key[at] + i, 0, 2);
+            for (int64_t i = 0; i < value_bytes; i += 64) __builtin_prefetch(rows->value[at] + i, 0, 2);
+        }
     }
 };
 
@@ -103,34 +130,49 @@ INLINE void widen_rows(const char* const* row, int64_t offset, int64_t n, int64_
         for (int64_t d = 0; d < width; d += W) store(room + j * width + d, load_as<OMNI_BF16>(row[j] + offset + d * 2));
 }
 
+// Columns of W rows of keys, from `at` bytes on: four, or eight of bfloat16, two moved as one float and parted behind the
+// shuffles, which are half as many then.
+template <int DT>
+constexpr int COLUMNS = DT == OMNI_BF16 && W >= 8 ? 8 : 4;
+template <int DT>
+INLINE void key_columns(const char* const* key, int64_t at, vf (&out)[4]) {
+    columns<COLUMNS<DT> == 8 ? OMNI_F32 : DT>(key, at, out);
+}
+template <int DT>
+INLINE vf column_of(const vf (&four)[4], int i) {
+    if constexpr (COLUMNS<DT> == 4) return four[i];
+    const vu pair = (vu)four[i / 2];
+    return i % 2 ? (vf)(pair & 0xffff0000u) : (vf)(pair << 16);
+}
+
 // kt [padded][KEYS] of whole-vector rows; `key` names rows up to a whole vector of them.
 template <int DT>
-INLINE void transpose_keys(const char* const* key, int64_t n, int64_t padded, float* kt, const Coming& coming) {
+INLINE void transpose_keys(const char* const* key, int64_t n, int64_t padded, float* kt, Coming& coming) {
     constexpr int64_t BYTES = DT == OMNI_BF16 ? 2 : 4;
-    for (int64_t j0 = 0; j0 < n; j0 += W)
-        for (int64_t d = 0; d < padded; d += 4) {
-            if (d * BYTES % 64 == 0)
-                for (int j = 0; j < W; j++) coming.fetch(j0 + j, d * BYTES);
+    for (int64_t j0 = 0; j0 < n; j0 += W) {
+        coming.fetch();
+        for (int64_t d = 0; d < padded; d += COLUMNS<DT>) {
             vf column[4];
-            columns<DT>(key + j0, d * BYTES, column);
-            unroll<4>(EACH { store(kt + (d + i) * KEYS + j0, column[i]); });
+            key_columns<DT>(key + j0, d * BYTES, column);
+            unroll<COLUMNS<DT>>(EACH { store(kt + (d + i) * KEYS + j0, column_of<DT>(column, i)); });
         }
+    }
 }
 
 // s[m][KEYS] = q[m][dim] . keys, for G vectors of keys from j0 on: as `scores`, without the way over kt.
 template <class A, int DT, int M, int G>
-INLINE void few_scores(const char* const* key, int64_t j0, int64_t dim, const float* q, float* s, const Coming& coming) {
+INLINE void few_scores(const char* const* key, int64_t j0, int64_t dim, const float* q, float* s, Coming& coming) {
     constexpr int64_t BYTES = DT == OMNI_BF16 ? 2 : 4;
     vf acc[G * M] = {};
-    for (int64_t d = 0; d < dim; d += 4) {
-        if (d * BYTES % 64 == 0)
-            for (int j = 0; j < G * W; j++) coming.fetch(j0 + j, d * BYTES);
-        unroll<G>([&](auto g) __attribute__((always_inline)) {
-            vf column[4];
-            columns<DT>(key + j0 + g * W, d * BYTES, column);
-            unroll<4>([&](auto i) __attribute__((always_inline)) {
+    for (int g = 0; g < G; g++) coming.fetch();
+    for (int64_t d = 0; d < dim; d += COLUMNS<DT>) {
+        vf column[G][4];
+        unroll<G>(EACH { key_columns<DT>(key + j0 + i * W, d * BYTES, column[i]); });
+        unroll<COLUMNS<DT>>([&](auto i) __attribute__((always_inline)) {
+            unroll<G>([&](auto g) __attribute__((always_inline)) {
+                const vf now = column_of<DT>(column[g], i);
                 unroll<M>([&](auto m) __attribute__((always_inline)) {
-                    acc[g * M + m] = meet<A>(acc[g * M + m], column[i], q + m * dim + d + i);
+                    acc[g * M + m] = meet<A>(acc[g * M + m], now, q + m * dim + d + i);
                 });
             });
         });
@@ -194,26 +236,36 @@ INLINE void scores(const float* q, const float* kt, int64_t n, int64_t dim, floa
     for (; j < n; j += W) score_vectors<A, M, 1>(q, kt + j, dim, s + j);
 }
 
-// Scores of one row -> weights; of the tile's `n` keys `seen` are visible. Returns what older sums must be scaled by.
-INLINE float soften(float* s, int64_t seen, int64_t n, float& most, float& sum) {
+// Scores of M rows of KEYS -> weights; of a row's first `n` keys `seen` are visible, none if that is below 1. `most` and `sum`
+// are the rows' own; `keep`: what older sums must be scaled by. All rows at once: an exponential is a long chain.
+template <int M>
+INLINE void soften(float* s, const int64_t* seen, int64_t n, float* most, float* sum, float* keep) {
     const int64_t whole = (n + W - 1) / W * W;
-    for (int64_t j = seen; j < whole; j++) s[j] = -__builtin_inff();
-    vf highest = load(s);
-    for (int64_t j = W; j < whole; j += W) highest = vmax(load(s + j), highest);
-    float top = hmax(highest);
-    top = most > top ? most : top;
-    vf total{};
-    for (int64_t j = 0; j < whole; j += W) {
-        vf p = vexp(load(s + j) - splat(top));
-        store(s + j, p);
-        total += p;
-    }
-    float lane[W];
-    store(lane, vexp(splat(most - top)));
-    const float keep = most == -__builtin_inff() ? 0.0f : lane[0];
-    sum = sum * keep + hsum(total);
-    most = top;
-    return keep;
+    unroll<M>([&](auto m) __attribute__((always_inline)) {
+        for (int64_t j = seen[m] > 0 ? seen[m] : 0; j < whole; j++) s[m * KEYS + j] = -__builtin_inff();
+    });
+    vf highest[M], top[M], total[M] = {};
+    unroll<M>(EACH { highest[i] = load(s + i * KEYS); });
+    for (int64_t j = W; j < whole; j += W) unroll<M>(EACH { highest[i] = vmax(load(s + i * KEYS + j), highest[i]); });
+    float now[M];
+    unroll<M>(EACH {
+        now[i] = hmax(highest[i]);
+        now[i] = most[i] > now[i] ? most[i] : now[i];
+        // A row that has seen nothing has no highest: what is below it is nothing.
+        top[i] = splat(now[i] == -__builtin_inff() ? 0.0f : now[i]);
+    });
+    for (int64_t j = 0; j < whole; j += W) unroll<M>(EACH {
+        const vf p = vexp(load(s + i * KEYS + j) - top[i]);
+        store(s + i * KEYS + j, p);
+        total[i] += p;
+    });
+    unroll<M>(EACH {
+        float lane[W];
+        store(lane, vexp(splat(most[i]) - top[i]));
+        keep[i] = seen[i] <= 0 ? 1.0f : most[i] == -__builtin_inff() ? 0.0f : lane[0];
+        sum[i] = sum[i] * keep[i] + hsum(total[i]);
+        most[i] = now[i];
+    });
 }
 
 // o[m][padded] = o * keep[m] + p[m][n] . rows v[n]; N vectors from column d on, float32 or (HALVES) of bfloat16.
@@ -258,13 +310,9 @@ struct Meeting {
 template <int M>
 INLINE void weigh(AttendScratch& t, const Meeting& x, int64_t v) {
     float keep[M];
-    for (int i = 0; i < M; i++) {
-        const int64_t seen = x.seen0 + (v + i) / x.group, at = x.at + v + i;
-        keep[i] = 1.0f;
-        if (seen > 0) keep[i] = soften(t.s + i * KEYS, min64(seen, x.n), x.n, t.most[at], t.sum[at]);
-        else
-            for (int64_t j = 0; j < x.n; j++) t.s[i * KEYS + j] = 0.0f;
-    }
+    int64_t seen[M];
+    for (int i = 0; i < M; i++) seen[i] = min64(x.seen0 + (v + i) / x.group, x.n);
+    soften<M>(t.s, seen, x.n, t.most + x.at + v, t.sum + x.at + v, keep);
     float* o = t.o + (x.at + v) * x.padded;
     if (x.tile->halves) gather_values<M, true>(t.s, x.tile->value, keep, x.n, x.padded, o);
     else gather_values<M, false>(t.s, x.tile->value, keep, x.n, x.padded, o);
@@ -281,7 +329,7 @@ INLINE void attend_vectors(AttendScratch& t, const Meeting& x, int64_t v) {
 
 // The head's only M vectors.
 template <class A, int DT, int M>
-INLINE void attend_few(AttendScratch& t, const Meeting& x, const Coming& coming) {
+INLINE void attend_few(AttendScratch& t, const Meeting& x, Coming& coming) {
     const float* q = t.q + x.at * x.dim;
     int64_t j = 0;
     for (; j + 2 * W <= x.n; j += 2 * W) few_scores<A, DT, M, 2>(x.tile->key, j, x.dim, q, t.s, coming);
@@ -290,7 +338,7 @@ INLINE void attend_few(AttendScratch& t, const Meeting& x, const Coming& coming)
 }
 
 template <class A, int DT>
-INLINE void attend_head(AttendScratch& t, const Meeting& x, int64_t vectors, const Coming& coming) {
+INLINE void attend_head(AttendScratch& t, const Meeting& x, int64_t vectors, Coming& coming) {
     if (vectors == 1) return attend_few<A, DT, 1>(t, x, coming);
     if (vectors == 2) return attend_few<A, DT, 2>(t, x, coming);
     transpose_keys<DT>(x.tile->key, x.n, x.dim, t.kt, coming);
@@ -299,11 +347,6 @@ INLINE void attend_head(AttendScratch& t, const Meeting& x, int64_t vectors, con
     for (; v + 2 <= vectors; v += 2) attend_vectors<A, 2>(t, x, v);
     for (; v < vectors; v++) attend_vectors<A, 1>(t, x, v);
 }
-
-// Query rows [r0, r0 + rows) of sequence `s`, heads [head, head + heads) of the keys.
-struct Block {
-    int64_t s, r0, rows, head, heads;
-};
 
 // Query vectors [wide], or [wide / 2] pairs, scaled; sums of zero.
 INLINE void begin_block(const Attend& a, const Block& b, bool pairs, int64_t wide, int64_t padded, AttendScratch& t) {
@@ -340,19 +383,18 @@ static void attend_block(const Attend& a, const Block& b, AttendScratch& t) {
     const int64_t first = a.ragged->query_start[b.s], vectors = b.rows * group;
     const int64_t seen0 = a.ragged->kv_lens[b.s] - (a.ragged->query_start[b.s + 1] - first) + (b.r0 - first) + 1;
     const int64_t keys = seen0 + b.rows - 1, next_head = c.head_stride * (c.dtype == OMNI_BF16 ? 2 : 4);
-    const int64_t* table = a.ragged->tables + a.ragged->table_start[b.s];
     const bool pairs = a.pairs && c.dtype == OMNI_BF16 && wide == c.dim;
     TileRows tiles[2];
     HeadTile tile;
     // With many vectors it pays to widen values once for all.
     tile.halves = c.dtype == OMNI_BF16 && c.value_dim % (2 * W) == 0 && vectors <= 4;
     begin_block(a, b, pairs, wide, padded, t);
-    find_rows(a, table, b.head, 0, min64(KEYS, keys), tiles[0]);
+    find_next_rows(a, b, -KEYS, keys, tiles[0]);
     for (int64_t base = 0, turn = 0; base < keys; base += KEYS, turn ^= 1) {
         const TileRows& rows = tiles[turn];
-        find_rows(a, table, b.head, base + KEYS, min64(KEYS, keys - base - KEYS), tiles[turn ^ 1]);
+        find_next_rows(a, b, base, keys, tiles[turn ^ 1]);
+        Coming coming(c, b.heads, tiles[turn ^ 1], b.heads * ((rows.n + W - 1) / W));
         for (int64_t h = 0; h < b.heads; h++) {
-            const Coming coming = h + 1 < b.heads ? Coming{&rows, (h + 1) * next_head} : Coming{&tiles[turn ^ 1], 0};
             load_tile(c, rows, h * next_head, t, tile);
             const Meeting x{&tile, h * vectors, group, seen0 - base, rows.n, pairs ? wide / 2 : wide, padded};
             if (pairs) attend_head<PAIRS, OMNI_F32>(t, x, vectors, coming);

@@ -222,17 +222,13 @@ static void attend_tiles(const Attend& a, const Block& b, TileAttention& t) {
     const int64_t first = a.ragged->query_start[b.s];
     const int64_t seen0 = a.ragged->kv_lens[b.s] - (a.ragged->query_start[b.s + 1] - first) + (b.r0 - first) + 1;
     const int64_t keys = seen0 + b.rows - 1;
-    const int64_t* table = a.ragged->tables + a.ragged->table_start[b.s];
     TileRows tiles[2];
     begin_tiles(a, b, t);
-    find_rows(a, table, b.head, 0, min64(KEYS, keys), tiles[0]);
+    find_next_rows(a, b, -KEYS, keys, tiles[0]);
     for (int64_t base = 0, turn = 0; base < keys; base += KEYS, turn ^= 1) {
         const TileRows& rows = tiles[turn];
-        find_rows(a, table, b.head, base + KEYS, min64(KEYS, keys - base - KEYS), tiles[turn ^ 1]);
-        const Coming coming{&tiles[turn ^ 1], 0};
-        for (int64_t j = 0; j < tiles[turn ^ 1].n; j++)
-            for (int64_t h = 0; h < b.heads; h++)
-                for (int64_t at = 0; at < c.dim * 2; at += 64) coming.fetch(j, h * head_bytes + at);
+        find_next_rows(a, b, base, keys, tiles[turn ^ 1]);
+        Coming(c, b.heads, tiles[turn ^ 1], 1).fetch();
         for (int64_t h = 0; h < b.heads; h++)
             pair_values(rows, h * head_bytes, c.value_dim, t.v + h * c.value_dim * (KEYS / 2));
         for (int64_t group = 0; group * 16 < vectors; group++) attend_group(a, b, t, rows, group, seen0 - base, head_bytes);
