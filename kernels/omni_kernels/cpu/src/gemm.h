@@ -306,8 +306,10 @@ INLINE void multiply_panels(const A* a, int64_t rows, const uint8_t* data, int64
     const Tiles& tiles = tiles_of<A>();
     Blocks blocks(rows);
     const int64_t k_block = blocks.count == 1 ? padded : WHOLE<A> ? 2 * K_BLOCK : K_BLOCK;
-    // As many panels at a time as the widest tile takes: their k-block stays in L1 for all row blocks.
-    const int64_t group = blocks.count == 1 ? count : 2;
+    // As many panels at a time as the widest tile takes: their k-block stays in L1 for all row blocks. Two blocks of rows that
+    // take single panels read each twice in a row, and memory once.
+    const bool once = blocks.count == 1 || (blocks.count == 2 && panels_of(int(blocks.size(0))) == 1);
+    const int64_t group = blocks.count == 1 ? count : once ? 1 : 2;
     for (int64_t g = 0; g < count; g += group)
         for (int64_t kb = 0; kb < padded; kb += k_block) {
             const int64_t kn = min64(k_block, padded - kb);
@@ -322,7 +324,7 @@ INLINE void multiply_panels(const A* a, int64_t rows, const uint8_t* data, int64
                     const int taken = wide ? np : 1;
                     const uint8_t* after = q + taken >= count ? next : b + taken * stride;
                     f(rows_at, b, stride, kn, c + r0 * LDC + q * 16, LDC, kb == 0,
-                      blocks.count == 1 ? Ahead::linear(after, taken) : Ahead::beside(b, stride));
+                      once ? Ahead::linear(after, taken) : Ahead::beside(b, stride));
                     q += taken;
                 }
             }
