@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from omni_kernels import reference
+from omni_kernels.cpu.arena import Arena
 from omni_kernels.cpu.native import Cache, Experts, Matrix, Ragged, Routing, check
 from omni_kernels.packing import PackedExperts, PackedMatrix, plain
 from omni_kernels.ragged import AttentionBatch
@@ -60,6 +61,7 @@ class CpuOps:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.native = library
+        self._arena = Arena(library)
         self._experts: dict[int, tuple[weakref.ref[PackedExperts], Experts]] = {}
 
     def _experts_of(self, w: PackedExperts) -> Experts:
@@ -151,8 +153,7 @@ class CpuOps:
         rows, scale = plain(stack, dtype)
         code = _code(rows.dtype, row_bits)
         size = self.native.omni_packed_bytes(n, k, code, gated)
-        data = torch.empty((count, size), dtype=torch.uint8)
-        self.native.omni_large_pages(data.data_ptr(), data.nbytes)
+        data = self._arena.take(count * size).view(count, size)
         for i in range(count):
             self.native.omni_pack(rows[i].data_ptr(), n, k, code, gated, data[i].data_ptr())
         if scale is not None:
