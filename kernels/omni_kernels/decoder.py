@@ -9,7 +9,7 @@ weights of int8 rows may become whole numbers, see `build_decoder`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,13 +135,15 @@ class Decoder(Protocol):
         expert_tokens: Tensor | None = None,
         most: Sequence[int] | None = None,
         drafts: Drafts | None = None,
+        ends: Sequence[Collection[int]] | None = None,
     ) -> Burst:
         """Up to `steps` steps of sequences with one row each, in one call.
 
         Each step takes the tokens that the one before has drawn, further on in the tables of `batch`, which need blocks
         for all. No `chances` take the largest logit. It ends early when a sequence has `most` tokens (of each; None:
         as many as steps). With `drafts` what may follow is computed beside each token, and a sequence goes on as many
-        places as were right, and one. The tokens are those of `step` and `sample` in turn.
+        places as were right, and one. It also ends when a sequence draws one of its `ends`; after that one there may be
+        more of a draft. The tokens are those of `step` and `sample` in turn.
         """
         ...
 

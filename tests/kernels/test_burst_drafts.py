@@ -147,3 +147,19 @@ def test_drafts_past_the_blocks_are_refused(compiled: str) -> None:
     lucks = [knowing(*pair) for pair in zip(said, plain, strict=True)]
     with pytest.raises(ValueError, match=r"^burst: block_tables"):
         burst(case, None, most=[TOKENS] * 3, drafts=ops.Drafts(Policy(), lucks, 99, 1e9))
+
+
+def test_an_end_within_a_draft_ends_the_burst() -> None:
+    """What is right behind it is told as well: who asked knows where to cut."""
+    plain = burst(seeded_case(), None).tokens
+    case = seeded_case()
+    said = [tokens[:n] for tokens, n in zip(case.tokens, STARTS, strict=True)]
+    lucks = [knowing(before, comes) for before, comes in zip(said, plain, strict=True)]
+    end = plain[0][2]
+    last = plain[0].index(end)
+    told = burst(case, None, most=[20] * 3, drafts=ops.Drafts(Policy(), lucks, 99, 1e9), ends=[{end}, (), ()])
+    steps = told.plain_steps + told.drafted_steps
+    before = sum(right + 1 for _, right in told.fared[0][: steps - 1])
+    assert before <= last < len(told.tokens[0]), "the step that says it is the last"
+    for tokens, comes in zip(told.tokens, plain, strict=True):
+        assert tokens[: len(comes)] == comes[: len(tokens)]

@@ -332,6 +332,25 @@ def test_a_burst_equals_steps_and_draws(compiled: str, sampled: bool, threads: i
     assert case.counts.equal(again.counts)
 
 
+def test_a_burst_ends_with_a_token_that_ends_a_sequence(compiled: str) -> None:
+    weights = decoder_weights()
+    torch.manual_seed(1)
+    want = burst_of(Case(weights), None).t().tolist()
+    for place in (0, 2, BURST - 1):
+        last = want[1].index(want[1][place])  # where it is said first
+        elsewhere = {token for token in range(1000) if token not in want[0]}
+        torch.manual_seed(1)
+        case = Case(weights)
+        case.step(case.rows([(30, 30), (7, 7), (12, 12)]))
+        r = case.rows([(1, 31), (1, 8), (1, 13)])
+        rows = r.tokens, r.positions, r.slots, r.batch, case.kv
+        told = case.decoder.burst(*rows, BURST, ends=[elsewhere, {10**6, want[1][place]}, ()])
+        assert told.plain_steps == last + 1
+        assert told.tokens == [said[: last + 1] for said in want]
+    with pytest.raises(ValueError, match=r"^burst: ends must be of 3 sequences, got 1"):
+        case.decoder.burst(*rows, BURST, ends=[()])
+
+
 def test_a_burst_past_its_blocks_is_refused(case: Case) -> None:
     case.tables = [table[:8] for table in case.tables]  # of 4 tokens; the longest sequence has 31
     assert burst_of(case, None, 2).shape == (2, 3)

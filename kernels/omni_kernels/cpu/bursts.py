@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ctypes import POINTER, Array, cast
+from itertools import accumulate
 
 import torch
 
@@ -61,6 +62,15 @@ class DraftState:
         """What was learned."""
         for said, luck in zip(self._said, self._lucks, strict=True):
             take_back(said, luck)
+
+
+class EndTokens:
+    """The C structure of the tokens that end each sequence."""
+
+    def __init__(self, ends: Sequence[Collection[int]]) -> None:
+        self._tokens = array("q", [token for one in ends for token in one])
+        self._start = array("q", [0, *accumulate(map(len, ends))])
+        self.native = native.Ends(self._tokens.buffer_info()[0], self._start.buffer_info()[0])
 
 
 class Told:

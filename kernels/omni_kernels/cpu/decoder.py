@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-from omni_kernels.cpu.bursts import DraftState, Told, draws_of
+from omni_kernels.cpu.bursts import DraftState, EndTokens, Told, draws_of
 from omni_kernels.cpu.native import Cache, Experts, Layer, Matrix, Model, Routing, StepArgs, check
 from omni_kernels.cpu.ops import DTYPES, CpuOps, matrix, ragged
 from omni_kernels.decoder import Chances, DecoderLayer, DecoderWeights
@@ -90,6 +90,7 @@ class CpuDecoder:
         expert_tokens: Tensor | None = None,
         most: Sequence[int] | None = None,
         drafts: Drafts | None = None,
+        ends: Sequence[Collection[int]] | None = None,
     ) -> Burst:
         """See `Decoder.burst`."""
         rows = batch.rows
@@ -98,16 +99,20 @@ class CpuDecoder:
         most = [steps] * rows if most is None else most
         if len(most) != rows or min(most, default=1) < 1:
             raise ValueError(f"burst: most must be {rows} numbers of tokens, got {list(most)}")
+        if ends is not None and len(ends) != rows:
+            raise ValueError(f"burst: ends must be of {rows} sequences, got {len(ends)}")
         width = max(most, default=1) if drafts is not None else min((steps, *most))
         args = self._args(tokens, positions, slots, batch, _NOTHING, kv, expert_tokens, _NOTHING)
         draws = None if chances is None else draws_of(chances, width, rows)
         state = None if drafts is None else DraftState(drafts, most)
+        last = None if ends is None or not any(ends) else EndTokens(ends)
         told = Told(rows, steps, width)
         status = self._library.omni_burst(
             self._model,
             args,
             draws,
             None if state is None else state.native,
+            None if last is None else last.native,
             steps,
             told.native,
             torch.get_num_threads(),

@@ -207,6 +207,12 @@ class Drafts(Structure):
     ]
 
 
+class Ends(Structure):
+    """Tokens that end a sequence."""
+
+    _fields_ = [("tokens", c_void_p), ("start", c_void_p)]
+
+
 class Told(Structure):
     """What a burst tells."""
 
@@ -251,7 +257,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "omni_step": (_I, [POINTER(Model), POINTER(StepArgs), _I]),
     "omni_burst": (
         _I,
-        [POINTER(Model), POINTER(StepArgs), POINTER(Draws), POINTER(Drafts), _N, POINTER(Told), _I],
+        [POINTER(Model), POINTER(StepArgs), POINTER(Draws), POINTER(Drafts), POINTER(Ends), _N, POINTER(Told), _I],
     ),
     "omni_draft": (_N, [POINTER(Policy), POINTER(Said), _N, _P]),
     "omni_drafted": (None, [POINTER(Policy), POINTER(Said), _N, _N]),

@@ -5,7 +5,7 @@ Knows weights and tensors; requests, plans and block bookkeeping are the runner'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,12 +135,13 @@ class DecoderModel:
         chances: ops.Chances | None,
         most: Sequence[int] | None = None,
         drafts: ops.Drafts | None = None,
+        ends: Sequence[Collection[int]] | None = None,
     ) -> ops.Burst:
         """Up to `steps` steps of single rows. See `Decoder.burst` of `omni_kernels`."""
         assert self._decoder is not None
         counts = self.expert_tokens if self.config.num_experts else None
         rows = batch.tokens, batch.positions, batch.slots, batch.attention
-        return self._decoder.burst(*rows, kv, steps, chances, counts, most, drafts)
+        return self._decoder.burst(*rows, kv, steps, chances, counts, most, drafts, ends)
 
     def _op_by_op(self, batch: Batch, kv: Tensor, progress: ops.StepProgress | None, hidden: Tensor | None) -> Tensor:
         x = F.embedding(batch.tokens, self.embedding)

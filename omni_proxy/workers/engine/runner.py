@@ -23,6 +23,7 @@ from omni_proxy.workers.engine.penalties import Said
 from omni_proxy.workers.engine.planner import Chunk
 from omni_proxy.workers.engine.sampler import Draw, Drawn, chances, sample, score
 from omni_proxy.workers.engine.sequence import Sequence as Request
+from omni_proxy.workers.engine.sequence import ending_tokens
 from omni_proxy.workers.engine.types import Guide
 
 
@@ -90,11 +91,12 @@ class Runner:
     ) -> ops.Burst:
         """Compute single rows, with drafts beside them, up to `steps` times, each time what was drawn before.
 
-        It ends early when a sequence has `most` tokens.
+        It ends early when a sequence has `most` tokens, or one that ends it.
         """
         draws = [Draw(chunk.seq.request.sampling, chunk.seq.seed, chunk.seq.num_generated) for chunk in chunks]
         how = chances(draws, max(most) if drafts is not None else min(steps, *most))
-        return self.model.burst(self._batch(chunks), self._kv[: self._layers], steps, how, most, drafts)
+        ends = [ending_tokens(chunk.seq, self._eos) for chunk in chunks]
+        return self.model.burst(self._batch(chunks), self._kv[: self._layers], steps, how, most, drafts, ends)
 
     def forget(self, request_id: str) -> None:
         """A sequence has ended or lost its blocks."""

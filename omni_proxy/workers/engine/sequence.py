@@ -145,11 +145,17 @@ class Sequence:
         return chain_key(parent, self.tokens[len(full) * self.block_size : tokens]).hex()
 
 
+def ending_tokens(seq: Sequence, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """Which tokens end the sequence."""
+    sampling = seq.request.sampling
+    open_ended = sampling.ignore_eos and seq.request.guide is None
+    return sampling.stop_token_ids if open_ended else sampling.stop_token_ids | eos_token_ids
+
+
 def finish_reason(seq: Sequence, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
     """Whether the last drawn token ends the sequence. A stop before `min_tokens` cannot be drawn."""
-    sampling, last = seq.request.sampling, seq.tokens[-1]
-    open_ended = sampling.ignore_eos and seq.request.guide is None
-    if last in sampling.stop_token_ids or (not open_ended and last in eos_token_ids):
+    sampling = seq.request.sampling
+    if seq.tokens[-1] in ending_tokens(seq, eos_token_ids):
         return FinishReason.STOP
     if seq.num_generated >= sampling.max_tokens or len(seq.tokens) >= max_model_len:
         return FinishReason.LENGTH

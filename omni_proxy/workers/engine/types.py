@@ -266,7 +266,7 @@ class EngineConfig:
     """Folder of an EAGLE head for `speculation` head; None: the checkpoint's own."""
     speculative_tokens: int = 8
     """The longest draft."""
-    burst_steps: int = 8
+    burst_steps: int = 16
     """Most steps that one call takes while a batch only decodes; 1: each by itself."""
     expert_parallel: int = 1
     """Processes that share the experts; 1 keeps them all in this one."""

@@ -173,12 +173,23 @@ def test_beside_drafts_too(pair: tuple[Engine, Engine], checkpoints: dict[str, P
         assert len(told(said[1])) < len(told(said[0]))
 
 
-def test_an_end_within_a_burst_is_the_end(pair: tuple[Engine, Engine]) -> None:
+def test_an_end_within_a_burst_is_the_end(pair: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, computed = pair[1]._runner.model, list[list[int]]()
+    whole = model.burst
+
+    def watched(*args: Any) -> Any:
+        done = whole(*args)
+        computed.append(done.tokens[0])
+        return done
+
     said = both(pair, [request("probe", prompt(9), 40)])[0][1].tokens
     for place in range(3, 12):
         sampling = greedy(40, stop_token_ids=frozenset({said[place]}))
-        single, burst = both(pair, [request(f"stop{place}", prompt(9), sampling=sampling)])[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "burst", watched)
+            single, burst = both(pair, [request(f"stop{place}", prompt(9), sampling=sampling)])[0]
         assert burst.tokens == single.tokens
+        assert computed.pop()[-1] == said[place], "nothing is computed behind it"
         assert burst.end().finish_reason is single.end().finish_reason is FinishReason.STOP
 
 

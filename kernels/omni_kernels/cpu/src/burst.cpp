@@ -28,8 +28,10 @@ struct Burst {
     const omni_step_args& first;
     const omni_draws* draws;
     const omni_drafts* drafts;
+    const omni_ends* ends;
     omni_told& told;
     const int64_t n;  // sequences
+    bool ended = false;  // a sequence has drawn a token that ends it
 
     std::vector<std::vector<int32_t>> text;
     std::vector<omni_said> said;
@@ -58,7 +60,13 @@ struct Burst {
     bool may_go_on() const {
         for (int64_t i = 0; i < n; i++)
             if (most(i) < 1) return false;
-        return true;
+        return !ended;
+    }
+
+    bool ends_by(int64_t i, int64_t drawn) const {
+        for (int64_t j = ends->start[i]; j < ends->start[i + 1]; j++)
+            if (ends->tokens[j] == drawn) return true;
+        return false;
     }
 
     // Rows of one sequence: its last token and a draft of what follows; false where its table ends before them.
@@ -124,6 +132,8 @@ struct Burst {
             if (right == count || out[right] != draft[size_t(i * drafts->policy.longest + right)]) break;
         }
         told.counts[i] += right + 1;
+        if (ends)
+            for (int64_t j = 0; j <= right; j++) ended = ended || ends_by(i, out[j]);
         if (!drafts) return 0;
         omni_said& one = said[size_t(i)];
         if (count) learn_draft(drafts->policy, one, count, right);
@@ -164,10 +174,11 @@ void omni_drafted(const omni_policy* policy, omni_said* said, int64_t drafted, i
 }
 
 int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws,
-                   const omni_drafts* drafts, int64_t steps, omni_told* told, int32_t threads) try {
+                   const omni_drafts* drafts, const omni_ends* ends, int64_t steps, omni_told* told,
+                   int32_t threads) try {
     const int64_t n = first->rows;
     if (first->ragged.sequences != n) return OMNI_BAD_ROW;
-    Burst burst{*model, *first, draws, drafts, *told, n, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+    Burst burst{*model, *first, draws, drafts, ends, *told, n, false, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
     burst.begin();
     told->steps = told->plain_steps = 0;
     told->plain_s = told->drafted_s = 0;

@@ -141,6 +141,12 @@ typedef struct {
     double limit_s;       // CPU time of the calling thread that steps may take together; one is always made
 } omni_drafts;
 
+// Tokens that end a sequence: those of sequence i lie at [start[i], start[i + 1]).
+typedef struct {
+    const int64_t* tokens;
+    const int64_t* start;  // [sequences + 1]
+} omni_ends;
+
 // What a burst tells.
 typedef struct {
     int64_t width;         // given: room for so many tokens of a sequence
@@ -191,9 +197,11 @@ OMNI_API int32_t omni_sample(const float* logits, int64_t rows, int64_t vocab, c
 OMNI_API int32_t omni_step(const omni_model* model, const omni_step_args* args, int32_t threads);
 // Up to `steps` steps of sequences with one row each: every step after `first` takes the tokens that the one before it
 // has drawn. With `drafts` rows of what may follow stand beside them, and a sequence goes on as many places as were right,
-// and one; it ends early when one sequence has all its tokens. `draws` null: the largest. `first` needs no logits.
+// and one; it ends early when one sequence has all its tokens, or one of `ends` (null: none). `draws` null: the largest. `first`
+// needs no logits.
 OMNI_API int32_t omni_burst(const omni_model* model, const omni_step_args* first, const omni_draws* draws,
-                            const omni_drafts* drafts, int64_t steps, omni_told* told, int32_t threads);
+                            const omni_drafts* drafts, const omni_ends* ends, int64_t steps, omni_told* told,
+                            int32_t threads);
 OMNI_API int64_t omni_draft(const omni_policy* policy, const omni_said* said, int64_t rows, int32_t* draft);
 OMNI_API void omni_drafted(const omni_policy* policy, omni_said* said, int64_t drafted, int64_t right);
 
