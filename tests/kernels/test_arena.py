@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -49,6 +50,13 @@ def test_a_chunk_is_kept_by_what_lies_in_it(arena: Arena) -> None:
     assert all(one.untyped_storage().data_ptr() != kept.data_ptr() for one in rest[1:])
     del rest, arena
     assert bool((first == 7).all())
+
+
+def test_threads_are_given_places_of_their_own(arena: Arena) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(arena.take, [4096] * 20_000))
+    places = sorted(one.data_ptr() for one in taken)
+    assert all(before + 4096 <= after for before, after in pairwise(places))
 
 
 def test_packed_weights_come_from_it() -> None:

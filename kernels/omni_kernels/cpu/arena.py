@@ -6,6 +6,7 @@ A step reads all weights once. In pages of 4 KiB their places need more entries 
 from __future__ import annotations
 
 import ctypes
+from threading import Lock
 from typing import Final
 
 import torch
@@ -23,16 +24,19 @@ class Arena:
         self._native = native
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._at = 0
+        self._lock = Lock()
+        """Several engines of a process may load at once."""
 
     def take(self, size: int) -> Tensor:
         """`size` bytes [size], uint8, of any content, at the start of a cache line."""
         if size > CHUNK // 2:
             return self._new(size)
-        at = -(-self._at // _LINE) * _LINE
-        if at + size > len(self._chunk):
-            at, self._chunk = 0, self._new(CHUNK)
-        self._at = at + size
-        return self._chunk[at : at + size]
+        with self._lock:
+            at = -(-self._at // _LINE) * _LINE
+            if at + size > len(self._chunk):
+                at, self._chunk = 0, self._new(CHUNK)
+            self._at = at + size
+            return self._chunk[at : at + size]
 
     def _new(self, size: int) -> Tensor:
         """Memory from the start of a page on. What is never written to is never there."""
