@@ -95,11 +95,11 @@ async def test_a_killed_prefill_worker_leaves_no_trace_in_the_text() -> None:
         computed = [p["worker"] for p in timeline["placements"] if p["leg"] == "prefill"]
         assert (computed[0], computed[-1]) == (lost, *({"p0", "p1"} - {lost}))
 
-        undisturbed, _ = await whole(rig, FOX, 120)
+        undisturbed, _ = await whole(rig, FOX, 400)
         text, count = "", 0
-        async for piece in pieces(rig, FOX, 120):
+        async for piece in pieces(rig, FOX, 400):
             text, count = text + piece, count + 1
-            if count == 10:
+            if count == 3:  # several tokens come in one
                 (record,) = rig.gateway.scheduling.core.records()
                 os.kill(pids[prefill_of(record)], signal.SIGKILL)
         assert text == undisturbed
